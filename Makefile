@@ -1,0 +1,156 @@
+# HeadCNI. `make` alone lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+NODES ?= 3
+UNDERLAY ?=
+KEEP ?=
+K3S ?=
+ONLY ?=
+NODE ?= node1
+
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+LAB := python3 -m lab
+LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s)
+# What the lab needs of Debian; apt is asked only for what is missing.
+LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slirp4netns \
+	systemd-container
+# What only the tests run on this machine, beside those.
+TEST_PACKAGES := curl gpg iptables procps
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
+
+##@ The lab
+.PHONY: up
+up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 UNDERLAY= KEEP= K3S=)
+	@$(LAB) up $(LAB_OPTIONS) $(if $(KEEP),--keep) --playbook lab/up.yml
+
+.PHONY: down
+down: ## remove every trace of the lab
+	@$(LAB) down
+
+.PHONY: status
+status: ## show the lab's machines
+	@$(LAB) status
+
+.PHONY: shell
+shell: ## log in to a machine (NODE=node1)
+	@$(LAB) shell $(NODE)
+
+##@ Tests
+.PHONY: test
+test: check-lab lint cache test-unit test-collection test-cni test-daemon test-lab ## everything that CI runs
+
+.PHONY: test-unit
+test-unit: .venv/ready ## tests that need neither root nor a lab
+	$(PYTEST) tests/unit
+
+.PHONY: test-collection
+test-collection: .venv/ready ## the artifact builds, installs elsewhere and resolves by its name
+	$(PYTEST) tests/collection
+
+.PHONY: test-cni
+test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its own
+	$(PYTEST) tests/cni
+
+.PHONY: test-daemon
+test-daemon: cache .venv/ready ## the daemon's parts, one by one, on labs of their own
+	$(PYTEST) tests/daemon
+
+.PHONY: test-modules
+test-modules: cache .venv/ready ## modules and roles against a real Headscale and real nodes (not in `test` yet)
+	$(PYTEST) tests/modules
+
+.PHONY: test-headscale-old
+test-headscale-old: cache .venv/ready ## the Headscale modules at a real 0.25, built first
+	@$(LAB) tools headscale-0.25
+	$(PYTEST) tests/modules/test_headscale_old.py
+
+.PHONY: test-lab
+test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
+	$(PYTEST) tests/lab
+
+.PHONY: test-outages
+test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
+	$(PYTEST) tests/outages
+
+.PHONY: test-day2
+test-day2: cache .venv/ready ## switching modes, upgrading, leaving, with pods talking meanwhile (not in `test`)
+	$(PYTEST) tests/day2
+
+.PHONY: test-k8s
+test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 minutes (not in `test`)
+	@$(LAB) tools k3s
+	$(PYTEST) tests/k8s
+
+.PHONY: test-vm
+test-vm: ## the same on virtual machines (not there yet: says so)
+	@echo "test-vm: there is no VM scenario yet; see CHANGELOG.md" >&2; exit 1
+
+.PHONY: bench
+bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY="cni ipam")
+	$(PY) -m bench $(ONLY)
+
+##@ The code
+PYTHON_SOURCES := bench lab plugins tests inventories/lab
+.PHONY: lint
+lint: .venv/ready ## ruff, mypy, ansible-lint (production)
+	ruff format --check $(PYTHON_SOURCES)
+	ruff check $(PYTHON_SOURCES)
+	mypy
+	ansible-lint --offline --strict
+
+.PHONY: fmt
+fmt: .venv/ready ## put the code in shape
+	ruff format $(PYTHON_SOURCES)
+	ruff check --fix $(PYTHON_SOURCES)
+
+.PHONY: lock
+lock: .venv/ready ## pin both requirements.in anew
+	$(PY) -m pip install --quiet pip-tools
+	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file requirements.lock requirements.in
+	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file plugins/cni/requirements.lock plugins/cni/requirements.in
+
+.PHONY: release
+release: .venv/ready ## build dist/headcni-runtime-VERSION.tar.gz, what a node installs
+	@$(PY) plugins/cni/release.py --output dist
+
+.PHONY: clean
+clean: ## forget the venv and what tools left in the checkout; the cache stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
+
+# What the targets above stand on.
+.PHONY: check-lab
+check-lab:
+	@$(LAB) check $(LAB_OPTIONS)
+
+.PHONY: packages
+packages:
+	@lab/packages.sh $(LAB_PACKAGES)
+
+.PHONY: cache
+cache: check-lab packages
+	@lab/packages.sh $(TEST_PACKAGES)
+	@$(LAB) cache
+
+.venv/ready: requirements.lock lab/packages.sh
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || lab/packages.sh python3-venv
+	@echo "  … installing Python requirements into .venv"
+	@rm -f $@
+	@python3 -m venv .venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+	@echo "  ✓ Python requirements installed"
+
+.PHONY: help
+help:
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo

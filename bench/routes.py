@@ -1,0 +1,75 @@
+"""The route manager with from 10 to 5,000 peers, in the kernel for real; the peers are made up."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+from .measure import Findings, Row, Series, median, timed
+from .stage import Stage
+
+SIZES = (10, 100, 1000, 5000)
+OWN, CLUSTER = "10.1.0.0/24", "10.0.0.0/8"
+
+
+def run(stage: Stage, findings: Findings) -> None:
+    from headcni.daemon import routes as manager
+    from headcni.daemon.tailscale import LocalApi, Peer, Status
+
+    class Tailnet(LocalApi):
+        """A tailscaled with so many peers."""
+
+        peers: tuple[Peer, ...] = ()
+
+        def status(self, peers: bool = True) -> Status:
+            del peers
+            return Status("1.102.5", "Running", "here", (), (OWN,), (), Tailnet.peers)
+
+    def peer(number: int) -> Peer:
+        route = f"10.{100 + number // 256}.{number % 256}.0/24"
+        return Peer(str(number), f"node{number}", (route,), (), True, False)
+
+    stage.node.netns.ip("tuntap add dev tailscale0 mode tun")
+    stage.node.netns.ip("link set tailscale0 up")
+    full, one = {}, {}
+    mesh = manager.Mesh((ip_network(CLUSTER),), (ip_network(OWN),))
+    try:
+        for size in SIZES:
+            peers = tuple(peer(number) for number in range(size))
+            made = manager.RouteManager(mesh, Tailnet())
+            Tailnet.peers = peers
+            full[size] = 1000 * timed(made.reconcile)
+            made.reconcile()
+            changes = []
+            for number in range(5):
+                Tailnet.peers = peers[:-1] if number % 2 == 0 else peers
+                changes.append(1000 * timed(made.reconcile))
+            one[size] = median(changes)
+            made.remove_all()
+    finally:
+        stage.node.netns.ip("link del tailscale0")
+    findings.raw["routes"] = {"full pass": full, "one change": one}
+    plot = Series("reconciling routes", "peers", "milliseconds")
+    plot.lines = {"full pass": list(full.items()), "one change": list(one.items())}
+    findings.plots["routes"] = plot
+    large, small = SIZES[-1], SIZES[1]
+    findings.rows += [
+        Row(
+            "routes",
+            f"full pass, {large} peers",
+            f"itself at {small}, times {large // small}",
+            full[large],
+            full[small] * large / small,
+            unit="ms",
+            bar=1.0,
+        ),
+        Row(
+            "routes",
+            f"one change among {large} peers",
+            "a full pass",
+            one[large],
+            full[large],
+            unit="ms",
+            bar=1.0,
+            limit=50.0,
+        ),
+    ]

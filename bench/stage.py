@@ -1,0 +1,170 @@
+"""A node in a network namespace, with the release on it and the daemon running, and its peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab import tools
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(CHECKOUT / "tests/support"), str(CHECKOUT / "plugins/cni")]
+
+from cni_node import CniNode, Namespace, sh  # noqa: E402
+
+from headcni.datapath import netns  # noqa: E402
+
+SUBNET, PEER_SUBNET = "10.55.0.0/16", "10.66.0.0/16"
+POOL = 250  # pod namespaces that are made beforehand
+PATIENCE = 30.0
+
+
+class Stage:
+    """Whoever is inside `entered` runs programs as containerd would, on that node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opt = folder / "opt"
+        self.node: CniNode
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self._pods: list[Namespace] = []
+        self._number = 0
+
+    @property
+    def bin(self) -> Path:
+        return self.opt / "bin"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "run" / "cni.sock"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def install(self) -> None:
+        """As the role does: unpacked, compiled, linked."""
+        made = sh(sys.executable, CHECKOUT / "plugins/cni/release.py", "--output", self.folder)
+        tarball = self.folder / made.stdout.strip().rpartition("/")[2]
+        with tarfile.open(tarball) as archive:
+            archive.extractall(self.opt / "releases", filter="data")
+        release = next((self.opt / "releases").iterdir())
+        (self.opt / "current").symlink_to(release)
+        sh("/usr/bin/python3", "-m", "compileall", "-q", release, check=False)
+        self.bin.mkdir()
+        for name in ("headcni", "headcni-ipam"):
+            (self.bin / name).symlink_to(release / "bin" / name)
+
+    def start_daemon(self) -> None:
+        config = {
+            "daemon": {"socket": str(self.socket), "dataDir": str(self.data)},
+            "network": {"podCIDR": {"nodeLocal": SUBNET, "base": SUBNET}},
+            "logging": {"level": "ERROR"},
+        }
+        path = self.folder / "config.yaml"
+        path.write_text(json.dumps(config))
+        self.socket.parent.mkdir(exist_ok=True)
+        program = self.opt / "current" / "bin" / "headcni-daemon"
+        with (self.folder / "daemon.log").open("ab") as log:
+            self.daemon = subprocess.Popen(
+                ["/usr/bin/python3", "-IS", str(program), "--config", str(path)],
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + PATIENCE
+        while not self.socket.exists():
+            if time.monotonic() > until or self.daemon.poll() is not None:
+                raise RuntimeError(f"no daemon:\n{(self.folder / 'daemon.log').read_text()}")
+            time.sleep(0.05)
+
+    def stop_daemon(self) -> None:
+        if self.daemon is not None:
+            self.daemon.terminate()
+            self.daemon.wait(PATIENCE)
+            self.daemon = None
+
+    def measured(self, name: str) -> float:
+        """The sum of a metric of the daemon's over its labels."""
+        with urllib.request.urlopen("http://127.0.0.1:9001/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith((f"{name} ", f"{name}{{"))
+        )
+
+    def rss(self) -> float:
+        """MiB of the daemon."""
+        assert self.daemon is not None
+        with open(f"/proc/{self.daemon.pid}/status") as status:
+            lines = dict(line.split(":", 1) for line in status)
+        return int(lines["VmRSS"].split()[0]) / 1024
+
+    def pod(self) -> Namespace:
+        """One that has no interface; they are used again, as they are left as they were."""
+        self._number += 1
+        return self._pods[self._number % len(self._pods)]
+
+    def make_pods(self, count: int = POOL) -> None:
+        while len(self._pods) < count:
+            self._pods.append(self.node.pod())
+
+    def environment(self, verb: str, pod: Namespace | None, **extra: str) -> dict[str, str]:
+        how: dict[str, Any] = {"HEADCNI_SOCKET": str(self.socket), **extra}
+        env = self.node.environment(verb, pod, **how)
+        env["CNI_PATH"] = f"{self.bin}:{tools.CNI.bin}"
+        return env
+
+    def run(self, program: Path, conf: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+        done = subprocess.run(
+            [str(program)],
+            input=json.dumps(conf).encode(),
+            capture_output=True,
+            env=env,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program.name}: {done.stdout.decode()} {done.stderr.decode()}")
+        return json.loads(done.stdout) if done.stdout.strip() else {}
+
+
+@contextmanager
+def entered() -> Iterator[Stage]:
+    folder = Path(tempfile.mkdtemp(prefix="hct-bench-"))
+    stage = Stage(folder)
+    try:
+        stage.install()
+        stage.node = CniNode.create(folder, stage.bin)
+        with netns.opened(stage.node.netns.path) as fd, netns.entered(fd):
+            stage.start_daemon()
+            stage.make_pods()
+            yield stage
+    finally:
+        stage.stop_daemon()
+        if hasattr(stage, "node"):
+            stage.node.remove()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """What was measured, and on what."""
+    bridge = sh(tools.CNI.bin / "bridge", env={"CNI_COMMAND": "VERSION"}, check=False)
+    return {
+        "python": sh("/usr/bin/python3", "--version").stdout.strip(),
+        "kernel": os.uname().release,
+        "peer": (bridge.stderr.splitlines() or [""])[0],
+        "cores": str(os.cpu_count()),
+        "load": " ".join(f"{one:.1f}" for one in os.getloadavg()),
+    }

@@ -1,0 +1,1 @@
+"""The embedded lab: real systemd nodes, a real Headscale, one machine. Standard library only."""

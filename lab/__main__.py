@@ -1,0 +1,326 @@
+"""python3 -m lab COMMAND: the embedded lab. `make` calls this; so can you."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Callable, Optional, Sequence
+
+from . import (
+    cgroups,
+    cluster,
+    control,
+    image,
+    inventory,
+    k3s,
+    machines,
+    network,
+    preflight,
+    summary,
+    tools,
+)
+from .layout import CHECKOUT, CONTROL, Lab, LabError, Plan, node_names
+from .locks import locked
+from .progress import step
+
+PR_SET_PDEATHSIG = 1
+LOCK_LIMIT = 45 * 60
+PLAYBOOK_LIMIT = 30 * 60
+
+
+def check(lab: Lab, args: argparse.Namespace) -> None:
+    """Stop with every problem listed, before anything is changed."""
+    found = preflight.problems(lab, args.nodes, args.underlay, args.k3s)
+    if found:
+        raise LabError("\n".join(found))
+
+
+def up(lab: Lab, args: argparse.Namespace) -> None:
+    check(lab, args)
+    end_with_make()
+    group = cgroups.Cgroup(lab.prefix, "up")
+    group.create()
+    group.enter()  # so that a `make down` from elsewhere ends this run and its children too
+    began = time.monotonic()
+    with locked(f"lab-{lab.id}", "another command on this lab", LOCK_LIMIT):
+        was_up = lab.plan_file.exists()
+        with ExitStack() as undo:
+            if not was_up:
+                if not args.keep:
+                    undo.callback(remove, lab)
+                remove(lab)
+                fill_cache(lab, args)
+                if args.k3s:
+                    tools.build(lab, [tools.K3S])
+                build(lab, args)
+            else:
+                grow(lab, args.nodes, args.k3s)
+            if args.playbook:
+                play(args.playbook)
+            undo.pop_all()
+    print()
+    print(summary.table(lab, Plan.load(lab)))
+    print(f"\n  Up in {time.monotonic() - began:.0f} s.", summary.NEXT)
+
+
+def end_with_make() -> None:
+    """If make is killed, whatever the signal, unwind as for Ctrl-C instead of working on alone."""
+    if "MAKELEVEL" not in os.environ:
+        return
+    make = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if make == 1 or os.getppid() != make:
+        raise LabError("make is gone: nothing was done")
+
+
+def build_tools(lab: Lab, args: argparse.Namespace) -> None:
+    known = {tool.name: tool for tool in (*tools.ALL, *tools.ON_DEMAND)}
+    if unknown := set(args.tool) - set(known):
+        raise LabError(f"there is no tool {', '.join(unknown)}: choose from {', '.join(known)}")
+    chosen = [known[name] for name in args.tool] or list(tools.ALL)
+    tools.build(lab, chosen)
+    for tool in chosen:
+        print(tool.bin)
+
+
+def fill_cache(lab: Lab, args: argparse.Namespace) -> None:
+    tools.build(lab)
+    image.build(lab)
+
+
+def build(lab: Lab, args: argparse.Namespace) -> None:
+    plan = Plan(
+        network.choose_underlay(args.underlay),
+        network.underlay6(lab),
+        tuple(node_names(args.nodes)),
+        tools.tailscale_version(),
+        args.k3s,
+    )
+    lab.dir.mkdir(mode=0o700, parents=True)
+    with step(f"wiring the lab ({plan.underlay})"):
+        machines.make_keys(lab)
+        if plan.k3s:
+            k3s.make_token(lab)
+        network.build_switch(lab, plan)
+        network.start_uplink(lab)
+        machines.write_ssh_config(lab, plan)
+    with step(f"booting {len(plan.machines)} machines") as progress:
+        for machine in plan.machines:
+            progress.says(machine)
+            make_machine(lab, plan, machine)
+        for machine in plan.machines:
+            progress.says(f"waiting for {machine}")
+            machines.wait_until_booted(lab, machine)
+    with step("starting Headscale and the mirror"):
+        control.start(lab, plan)
+        control.make_api_key(lab)
+    if plan.k3s:
+        with step(f"starting k3s {tools.k3s_version()}"):
+            cluster.start(lab, plan, plan.nodes)
+    plan.save(lab.plan_file)
+
+
+def make_machine(lab: Lab, plan: Plan, machine: str) -> None:
+    network.plug(lab, plan, machine)
+    if machine == CONTROL:
+        files = control.files(plan)
+    else:
+        files = k3s.files(lab, plan, machine, tools.K3S.home, image.base_root())
+    machines.prepare(lab, plan, machine, files)
+    machines.boot(lab, plan, machine)
+
+
+def grow(lab: Lab, count: int, with_k3s: bool) -> None:
+    """A lab that is up gets the nodes it lacks; to shrink it, take it down."""
+    plan = Plan.load(lab)
+    wanted = tuple(node_names(count))
+    if with_k3s and not plan.k3s:
+        raise LabError("the lab is up without k3s: `make down` before K3S=1")
+    if len(wanted) < len(plan.nodes):
+        raise LabError(f"the lab has {len(plan.nodes)} nodes: `make down` before NODES={count}")
+    for machine in plan.machines:
+        if not machines.leader(lab, machine):
+            with step(f"starting {machine}"):
+                machines.start(lab, plan, machine)
+                machines.wait_until_booted(lab, machine)
+    new = wanted[len(plan.nodes) :]
+    if new:
+        grown = replace(plan, nodes=wanted)
+        with step(f"adding {', '.join(new)}"):
+            machines.write_ssh_config(lab, grown)
+            for machine in new:
+                machines.discard(lab, machine)
+                make_machine(lab, grown, machine)
+            for machine in new:
+                machines.wait_until_booted(lab, machine)
+            if grown.k3s:
+                cluster.start(lab, grown, new)
+        grown.save(lab.plan_file)
+    print(f"  ✓ the lab is up: {len(wanted)} nodes", file=sys.stderr)
+
+
+def play(playbook: str) -> None:
+    ansible = CHECKOUT / ".venv" / "bin" / "ansible-playbook"
+    command = [str(ansible), "-i", "inventories/lab", playbook]
+    print(f"\n  $ ansible-playbook -i inventories/lab {playbook}\n", file=sys.stderr, flush=True)
+    done = subprocess.run(command, cwd=CHECKOUT, timeout=PLAYBOOK_LIMIT, check=False)
+    if done.returncode != 0:
+        raise LabError(
+            f"{playbook} failed: see above. `make up KEEP=1` leaves the lab standing "
+            "so that you can look"
+        )
+
+
+def down(lab: Lab, args: argparse.Namespace) -> None:
+    if os.geteuid() != 0:
+        raise LabError("the lab is root's: run `sudo make down`")
+    cgroups.Cgroup(lab.prefix, "up").kill()
+    with locked(f"lab-{lab.id}", "another command on this lab", LOCK_LIMIT):
+        remove(lab)
+    print("  ✓ the lab is down", file=sys.stderr)
+
+
+def remove(lab: Lab) -> None:
+    """Whatever carries this lab's name, in whatever state it is: processes, wires, disks."""
+    cgroups.remove(lab.prefix)
+    machines.hang_up(lab)
+    network.remove(lab)
+    machines.unmount(lab.dir)
+    machines.remove_files(lab)
+
+
+def status(lab: Lab, args: argparse.Namespace) -> None:
+    print(summary.table(lab, Plan.load(lab)))
+
+
+def print_inventory(lab: Lab, args: argparse.Namespace) -> None:
+    print(json.dumps(inventory.data(lab, Plan.load(lab)), indent=2))
+
+
+def known(lab: Lab, machine: str) -> Plan:
+    plan = Plan.load(lab)
+    if machine not in plan.machines:
+        raise LabError(f"there is no machine {machine!r}: choose from {', '.join(plan.machines)}")
+    return plan
+
+
+def shell(lab: Lab, args: argparse.Namespace) -> None:
+    known(lab, args.machine)
+    os.execvp("ssh", ["ssh", "-F", str(lab.ssh_config), args.machine, *args.command])
+
+
+def cut(lab: Lab, args: argparse.Namespace) -> None:
+    known(lab, args.machine)
+    network.cut(lab, args.machine, args.silent)
+
+
+def heal(lab: Lab, args: argparse.Namespace) -> None:
+    network.heal(lab, known(lab, args.machine), args.machine)
+
+
+def slow(lab: Lab, args: argparse.Namespace) -> None:
+    known(lab, args.machine)
+    network.slow(lab, args.machine, args.rate)
+
+
+def stop(lab: Lab, args: argparse.Namespace) -> None:
+    known(lab, args.machine)
+    with step(f"stopping {args.machine}"):
+        machines.stop(lab, args.machine, args.hard)
+
+
+def start(lab: Lab, args: argparse.Namespace) -> None:
+    plan = known(lab, args.machine)
+    with step(f"starting {args.machine}"):
+        machines.start(lab, plan, args.machine)
+        machines.wait_until_booted(lab, args.machine)
+
+
+def reboot(lab: Lab, args: argparse.Namespace) -> None:
+    stop(lab, args)
+    start(lab, args)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python3 -m lab", description=__doc__)
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def verb(
+        name: str,
+        action: Callable[[Lab, argparse.Namespace], None],
+        help: str,
+        *,
+        machine: bool = False,
+    ) -> argparse.ArgumentParser:
+        one = verbs.add_parser(name, help=help)
+        one.set_defaults(action=action)
+        if machine:
+            one.add_argument("machine", help="control, node1, node2, …")
+        return one
+
+    for name, action, text in (
+        ("check", check, "say what stands in the way, change nothing"),
+        ("up", up, "build the lab, or complete it"),
+    ):
+        one = verb(name, action, text)
+        one.add_argument("--nodes", type=int, default=3, help="how many, beside control (3)")
+        one.add_argument("--underlay", default="", help="a private /24; found if not given")
+        one.add_argument("--k3s", action="store_true", help="a k3s cluster on the nodes")
+        if name == "up":
+            one.add_argument("--playbook", help="run it on the lab once that stands")
+            one.add_argument("--keep", action="store_true", help="leave a failed lab standing")
+    verb("cache", fill_cache, "build the tools and the base image, and stop there")
+    verb("tools", build_tools, "build the Go tools alone, and say where they are").add_argument(
+        "tool", nargs="*", metavar="NAME", help="all that the lab needs if none is named; also k3s"
+    )
+    verb("down", down, "remove every trace of the lab")
+    verb("status", status, "show the machines")
+    verb("inventory", print_inventory, "print Ansible's inventory as JSON")
+    verb("shell", shell, "log in, or run a command there", machine=True).add_argument(
+        "command", nargs=argparse.REMAINDER
+    )
+    verb("cut", cut, "pull the machine's cable", machine=True).add_argument(
+        "--silent", action="store_true", help="drop packets, but leave the link up"
+    )
+    verb("heal", heal, "undo cut and slow", machine=True)
+    verb("slow", slow, "limit the machine's link", machine=True).add_argument(
+        "--rate", required=True, help="as tc takes it: 10mbit"
+    )
+    for name, action, text in (
+        ("stop", stop, "shut the machine down"),
+        ("reboot", reboot, "stop and start: same disk, new boot id"),
+    ):
+        verb(name, action, text, machine=True).add_argument(
+            "--hard", action="store_true", help="pull the plug"
+        )
+    verb("start", start, "boot a stopped machine", machine=True)
+    return top
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    # A plain `kill` unwinds as Ctrl-C does, so that what was begun is taken down again.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    args = parser().parse_args(argv)
+    try:
+        args.action(Lab.of_this_checkout(), args)
+    except LabError as problem:
+        for line in str(problem).splitlines():
+            print(f"lab: {line}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted; everything begun was taken down again", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(CHECKOUT)
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Container images made here, of programs that the nodes have anyway: nothing is fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+BUSYBOX = "lab.invalid/busybox:1"
+APPLETS = ("sh", "sleep", "nc", "httpd", "wget", "ip", "cat", "ls", "echo", "hostname", "mkdir")
+
+
+def image(name: str, busybox: bytes, machine: str) -> bytes:
+    """A docker archive, as `ctr images import` takes it. It sleeps unless told otherwise, which is
+    all that the first container of a pod has to do."""
+    layer = _tar(
+        {"bin/busybox": (busybox, 0o755)}, {f"bin/{applet}": "busybox" for applet in APPLETS}
+    )
+    config = json.dumps(
+        {
+            "architecture": ARCHITECTURES[machine],
+            "os": "linux",
+            "config": {"Entrypoint": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
+        }
+    ).encode()
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    return _tar(
+        {
+            "config.json": (config, 0o644),
+            "layer.tar": (layer, 0o644),
+            "manifest.json": (json.dumps(manifest).encode(), 0o644),
+        },
+        {},
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _tar(files: dict[str, tuple[bytes, int]], links: dict[str, str]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, (data, mode) in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), mode
+            archive.addfile(entry, io.BytesIO(data))
+        for path, target in links.items():
+            entry = tarfile.TarInfo(path)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
+    return packed.getvalue()

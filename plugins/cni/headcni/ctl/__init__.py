@@ -1,0 +1,1 @@
+"""headcnictl: what an operator types."""

@@ -1,0 +1,130 @@
+"""``headcnictl diagnose``: everything that can be compared with how it should be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Callable, Dict, List, Tuple
+
+from .. import conflist, result, verbs
+from ..daemon import config as configuration
+from ..daemon.config import DaemonConfig
+from ..daemon.control import asked
+from ..daemon.main import control_path
+from ..daemon.tailscale import LocalApi
+from ..datapath import firewall
+from ..errors import CniError
+from ..podcidr import PodCidrError
+from ..store import Attachment, Store
+from . import node
+from .main import NO, OK, show
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    node.with_config(parser)
+    parser.add_argument(
+        "--cni-dir", default=conflist.DIRECTORY, help="where conflists are (%(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = node.load(args)
+    parts: List[Tuple[str, Callable[[], Iterator[str]]]] = [
+        ("daemon", lambda: _daemon(config)),
+        ("tailscale", lambda: _tailscale(config)),
+        ("pod CIDR", lambda: _pod_cidr(config)),
+        ("conflist", lambda: _conflist(args.cni_dir)),
+        ("firewall", lambda: _firewall(config)),
+        ("pods", lambda: _pods(config)),
+    ]
+    found: Dict[str, List[str]] = {}
+    for name, look in parts:
+        found[name] = []
+        try:
+            found[name] += look()
+        except (CniError, OSError) as problem:
+            found[name].append(str(problem))
+    well = not any(found.values())
+    if args.json:
+        show({"well": well, "problems": found}, as_json=True)
+    else:
+        for name, problems in found.items():
+            print(f"{name}: {'ok' if not problems else ''}".rstrip())
+            for line in problems:
+                print(f"  - {line}")
+    return OK if well else NO
+
+
+def _daemon(config: DaemonConfig) -> Iterator[str]:
+    with asked("status", control_path(config)) as answers:
+        status = next(answers, None)
+    if status is None:
+        yield "headcni-daemon ended while it was asked"
+        return
+    for one in status["conditions"]:
+        if not one["ok"]:
+            yield f"{one['name']}: {one['reason']}"
+
+
+def _tailscale(config: DaemonConfig) -> Iterator[str]:
+    status = LocalApi(config.tailscale.socket_path).status(peers=False)
+    if not status.running:
+        yield f"its state is {status.state}: join the node with site.yml, or tailscale up"
+    for line in status.health:
+        yield f"it says: {line}"
+
+
+def _pod_cidr(config: DaemonConfig) -> Iterator[str]:
+    try:
+        resolution = configuration.pod_cidrs(config)
+    except PodCidrError as problem:
+        yield str(problem)
+        return
+    if resolution.guessed:
+        shown = ", ".join(map(str, resolution.cidrs))
+        yield f"{shown} is a guess ({resolution.source}): set network.podCIDR.nodeLocal"
+
+
+def _conflist(directory: str) -> Iterator[str]:
+    picked = conflist.survey(directory).picked()
+    if picked != conflist.NAME:
+        yield f"{picked or 'no file'} is in charge of {directory}, not {conflist.NAME}"
+
+
+def _firewall(config: DaemonConfig) -> Iterator[str]:
+    with Store.in_directory(config.daemon.data_dir) as store:
+        if store.attachments() and not firewall.is_current(store):
+            yield "the nft table is not as the store has it; the daemon repairs it"
+
+
+def _pods(config: DaemonConfig) -> Iterator[str]:
+    for attachment in node.attachments(config):
+        said = differences(attachment)
+        if said:
+            owner = attachment.owner
+            yield f"{attachment.pod or owner.container_id[:12]} {owner.ifname}: {said}"
+
+
+def differences(attachment: Attachment) -> str:
+    """What CHECK would say to the runtime that set this up; nothing if all is as it was."""
+    version = str(attachment.config.get("cniVersion", ""))
+    if result.before(version, "0.4.0"):
+        version = "0.4.0"  # the first with CHECK
+    conf = {
+        **attachment.config,
+        "cniVersion": version,
+        "prevResult": result.shape(attachment.result, version),
+    }
+    env = {
+        "CNI_COMMAND": "CHECK",
+        "CNI_CONTAINERID": attachment.owner.container_id,
+        "CNI_IFNAME": attachment.owner.ifname,
+        "CNI_NETNS": attachment.netns,
+        "CNI_PATH": "/opt/cni/bin",
+    }
+    outcome = verbs.run(env, json.dumps(conf).encode())
+    if not outcome.code:
+        return ""
+    problem = json.loads(outcome.output)
+    return str(problem.get("details") or problem.get("msg"))

@@ -1,0 +1,98 @@
+"""The command: finds the verb, and turns what happens into an exit code.
+
+A verb is a module beside this one, with ``arguments(parser)`` and ``run(args) -> int``, and a line
+in VERBS. Only the verb that is asked for is imported.
+
+Exit codes, for all verbs:
+
+    0    yes: it is valid, was found, was done
+    1    no: there are mistakes, or it cannot be had; the reason is told
+    2    the command line is wrong
+    3    it could not be found out: a file cannot be read, or the daemon does not answer
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Optional
+
+from ..errors import CniError
+
+OK, NO, USAGE, UNKNOWN = 0, 1, 2, 3
+
+VERBS = {
+    "status": "is the node well, and if not, what is the matter",
+    "pods": "list the pod interfaces of this node",
+    "routes": "compare the routes to the other nodes' pods with what they should be",
+    "events": "show pods' networks as they come and go",
+    "diagnose": "compare everything with how it should be, and name each difference",
+    "ping": "ask whether a pod reaches an address, and in packets how large",
+    "capture": "show a pod's packets, by tcpdump",
+    "validate": "find every mistake in a netconf, a conflist or the daemon's config.yaml",
+    "pod-cidr": "explain which pod CIDR this node has, and why",
+    "conflist": "show which conflist is in charge, or put back what was there before",
+    "mode": "go from host to daemon mode or back, with pods running",
+    "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
+    "version": "print the versions of HeadCNI, CNI and Python",
+}
+
+
+class CannotTell(Exception):
+    """The question could not be answered: exit code 3."""
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="headcnictl",
+        description="Look at HeadCNI on this node.",
+        epilog="exit codes: 0 yes, 1 no, 2 wrong usage, 3 could not be found out",
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    asked = next((word for word in (sys.argv[1:] if argv is None else argv) if word in VERBS), "")
+    modules = {}
+    for name, about in VERBS.items():
+        verb = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        if name == asked:
+            modules[name] = import_module(f"{__package__}.{name.replace('-', '_')}")
+            verb.add_argument("--json", action="store_true", help="answer in JSON")
+            modules[name].arguments(verb)
+    args = parser.parse_args(argv)
+    try:
+        code: int = modules[args.verb].run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who reads has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except CannotTell as problem:
+        return _complain(args, str(problem), UNKNOWN)
+    except CniError as problem:
+        return _complain(args, str(problem), NO)
+
+
+def _complain(args: argparse.Namespace, message: str, code: int) -> int:
+    if args.json:
+        show({"error": message}, as_json=True)
+    print(f"headcnictl: {message}", file=sys.stderr)
+    return code
+
+
+def show(answer: Any, as_json: bool) -> None:
+    print(json.dumps(answer, indent=2, ensure_ascii=False) if as_json else answer)
+
+
+def read(path: str) -> bytes:
+    """A file, or stdin for ``-``."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read()
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError as problem:
+        raise CannotTell(f"{path} cannot be read: {problem.strerror}") from None

@@ -1,0 +1,234 @@
+"""``headcnictl mode``: from the node's own tailscaled to one of ours or back, with pods running.
+
+    headcnictl mode prepare --next FILE   serve this node's pods by the other tailscaled as well
+    headcnictl mode move --next FILE      send everything by it, from now on
+    headcnictl mode drop MODE             take back what was changed for a mode that is left
+
+FILE is the configuration to come. Peers exchange packets of a CIDR's pods with the one tailscaled
+that Headscale names for it, and learn of another about a second later, each in its own time. So
+both are joined and advertise the pods, and from `prepare` on each packet is sent by both: a peer
+takes the one that it should, and none is lost whenever Headscale's word changes. For that the
+controller approves the routes for the one to come and takes them from the former: were that one to
+end its advertisement, it would drop what still arrives. Once all peers know, `move` changes the
+routes, in one netlink batch. If that fails, or the daemon is not ready afterwards, they are changed
+back, and packets are sent by both until `drop`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+from typing import Optional
+
+from ..daemon import config as configuration
+from ..daemon.config import DaemonConfig
+from ..daemon.control import asked
+from ..daemon.main import cluster_cidrs, control_path, mesh_of, namespace_of, prefs_file
+from ..daemon.routes import Mesh, RouteManager
+from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..datapath import nft
+from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
+from . import node
+from .main import OK, show
+
+DAEMON, TAILSCALED = "headcni-daemon.service", "headcni-tailscaled.service"
+READY_SECONDS = 30.0
+TABLE = "headcni_switch"  # of nft, while packets are sent by both
+# Where a copy is sent if the interface leads to nobody in particular: the tailnet's own resolver.
+_ANYBODY: dict[int, str] = {4: "100.100.100.100", 6: "fd7a:115c:a1e0::53"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("show", "prepare", "move", "drop"))
+    parser.add_argument("mode", nargs="?", choices=("host", "daemon"), help="for drop: which")
+    node.with_config(parser)
+    parser.add_argument("--next", metavar="FILE", help="the configuration to come")
+
+
+def run(args: argparse.Namespace) -> int:
+    now = node.load(args)
+    if args.what == "show":
+        mode = now.tailscale.mode
+        show({"mode": mode} if args.json else mode, args.json)
+        return OK
+    if args.what == "drop":
+        said = _drop(now, args.mode)
+    else:
+        to_come = _to_come(args, now)
+        said = _prepare(now, to_come) if args.what == "prepare" else _move(args, now, to_come)
+    show({"done": said} if args.json else said, args.json)
+    return OK
+
+
+def _to_come(args: argparse.Namespace, now: DaemonConfig) -> DaemonConfig:
+    if not args.next:
+        raise CniError(INVALID_CONFIG, "--next is missing", "name the configuration to come")
+    to_come = configuration.load(args.next)
+    if to_come.tailscale.mode == now.tailscale.mode:
+        mode = now.tailscale.mode
+        raise CniError(INVALID_CONFIG, f"{args.next} has mode {mode}", "as the node has already")
+    if configuration.pod_cidrs(to_come).cidrs != configuration.pod_cidrs(now).cidrs:
+        raise CniError(
+            INVALID_CONFIG, f"{args.next} has another pod CIDR", "change one thing at a time"
+        )
+    return to_come
+
+
+def _prefs(config: DaemonConfig) -> NodePrefs:
+    return NodePrefs(LocalApi(config.tailscale.socket_path), prefs_file(config))
+
+
+def _prepare(now: DaemonConfig, to_come: DaemonConfig) -> str:
+    _must_run(to_come)
+    changed = list(_prefs(to_come).ensure(configuration.pod_cidrs(to_come).cidrs))
+    try:
+        nft.run_here(_copying(_manager(now).mesh, _manager(to_come).mesh))
+    except CniError as problem:
+        changed.append(f"packets cannot be sent by both, so some will be lost: {problem}")
+    return "; ".join(changed) or "all was as it should be"
+
+
+def _must_run(config: DaemonConfig) -> None:
+    api = LocalApi(config.tailscale.socket_path)
+    status = api.status(peers=False)
+    if not status.running:
+        raise CniError(
+            IO_FAILURE,
+            f"the tailscaled of {config.tailscale.mode} mode is in the state {status.state}",
+            "join it first, by site.yml or switch_mode.yml",
+        )
+    if not os.path.exists(f"/sys/class/net/{config.tailscale.interface}"):
+        raise CniError(KERNEL, f"there is no interface {config.tailscale.interface}")
+
+
+def _manager(config: DaemonConfig) -> RouteManager:
+    own = configuration.pod_cidrs(config).cidrs
+    mesh = mesh_of(config, own, cluster_cidrs(config, own), namespace_of(config, own))
+    return RouteManager(mesh, LocalApi(config.tailscale.socket_path))
+
+
+def _move(args: argparse.Namespace, now: DaemonConfig, to_come: DaemonConfig) -> str:
+    """Everything slow is done before the two steps that pods notice."""
+    _must_run(to_come)
+    before, after = _manager(now), _manager(to_come)
+    kept = f"{args.config}.previous"
+    _systemctl("stop", DAEMON)  # it would put the routes back; pods' calls are done without it
+    try:
+        began = time.monotonic()
+        report = after.reconcile()
+        took = time.monotonic() - began
+        _refuse_if_wrong(report.conditions)
+        os.replace(args.config, kept)
+        os.replace(args.next, args.config)
+        _systemctl("start", DAEMON)
+        _await_ready(to_come)
+    except BaseException:
+        _move_back(args, now, before, kept)
+        raise
+    os.unlink(kept)
+    nft.run_here(_gone())
+    count = len(report.added) + len(report.repaired)
+    return f"{count} routes and rules moved in {1000 * took:.0f} ms"
+
+
+def _copying(before: Mesh, after: Mesh) -> str:
+    """What leaves for other nodes' pods also leaves by the interface to come."""
+    lines = [_gone()]
+    gateways: dict[int, str] = {one.version: str(one) for one in after.gateways}
+    for version, family in ((4, "ip"), (6, "ip6")):
+        cidrs = [str(cidr) for cidr in before.cluster_cidrs if cidr.version == version]
+        own = [str(cidr) for cidr in before.own_cidrs if cidr.version == version]
+        if not cidrs or not own:
+            continue
+        to = gateways.get(version, _ANYBODY[version])
+        rule = (
+            f'oifname "{before.interface}" {family} saddr {{ {", ".join(own)} }} '
+            f'{family} daddr {{ {", ".join(cidrs)} }} dup to {to} device "{after.interface}"'
+        )
+        for hook in ("forward", "output"):
+            chain = f"{{ type filter hook {hook} priority 300; }}"
+            lines.append(f"add table {family} {TABLE}")
+            lines.append(f"add chain {family} {TABLE} {hook} {chain}")
+            lines.append(f"add rule {family} {TABLE} {hook} {rule}")
+    return "\n".join(lines)
+
+
+def _gone() -> str:
+    return "\n".join(
+        f"add table {family} {TABLE}\ndelete table {family} {TABLE}" for family in ("ip", "ip6")
+    )
+
+
+def _move_back(
+    args: argparse.Namespace, now: DaemonConfig, before: RouteManager, kept: str
+) -> None:
+    if os.path.exists(kept):
+        if os.path.exists(args.config):
+            os.replace(args.config, args.next)
+        os.replace(kept, args.config)
+    _systemctl("stop", DAEMON)
+    _prefs(now).ensure(configuration.pod_cidrs(now).cidrs)
+    before.reconcile()
+    _systemctl("start", DAEMON)
+
+
+def _refuse_if_wrong(conditions: object) -> None:
+    for one in conditions:  # type: ignore[attr-defined]
+        if one.name in ("routes", "interface", "tailscale") and not one.ok:
+            raise CniError(KERNEL, "the routes could not be moved", one.message)
+
+
+def _await_ready(config: DaemonConfig) -> None:
+    reason = ""
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until:
+        try:
+            with asked("status", control_path(config)) as answers:
+                status: Optional[dict[str, object]] = next(answers, None)
+        except CniError as problem:
+            status, reason = None, str(problem)
+        if status is not None:
+            if status["ready"]:
+                return
+            reason = ", ".join(
+                f"{one['name']}: {one['reason']}"
+                for one in status["conditions"]  # type: ignore[attr-defined]
+                if not one["ok"]
+            )
+        time.sleep(0.2)
+    raise CniError(IO_FAILURE, f"the daemon is not ready within {READY_SECONDS:.0f} s", reason)
+
+
+def _drop(now: DaemonConfig, mode: Optional[str]) -> str:
+    """What was changed for a mode that the node is not in."""
+    if mode is None:
+        raise CniError(INVALID_CONFIG, "which mode is to be dropped?", "say host or daemon")
+    if mode == now.tailscale.mode:
+        raise CniError(INVALID_CONFIG, f"{mode} is the node's mode", "move to the other one first")
+    dropped = configuration.in_mode(now, mode)
+    done: list[str] = []
+    nft.run_here(_gone())
+    try:
+        done += _prefs(dropped).restore()
+    except TailscaleError as problem:
+        if problem.kind != NO_SOCKET:
+            raise
+    if mode == "daemon":
+        _systemctl("disable", "--now", TAILSCALED)
+        namespace = namespace_of(dropped, configuration.pod_cidrs(dropped).cidrs)
+        if namespace is not None:
+            namespace.remove()
+        done.append("the namespace is gone")
+    return "; ".join(done) or "nothing was there"
+
+
+def _systemctl(*words: str) -> None:
+    try:
+        subprocess.run(
+            ["systemctl", *words], timeout=90, check=True, capture_output=True, text=True
+        )
+    except subprocess.CalledProcessError as problem:
+        said = problem.stderr.strip()
+        raise CniError(IO_FAILURE, f"systemctl {' '.join(words)} failed", said) from None

@@ -1,0 +1,56 @@
+"""What the verbs that look at this node share: its configuration, its store, its pods."""
+
+from __future__ import annotations
+
+import argparse
+from typing import List, Sequence
+
+from ..daemon import config as configuration
+from ..daemon.config import DaemonConfig
+from ..store import Attachment, Store
+from .main import CannotTell
+
+
+def with_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", default=configuration.PATH, metavar="FILE", help="config.yaml (%(default)s)"
+    )
+
+
+def load(args: argparse.Namespace) -> DaemonConfig:
+    return configuration.load(args.config, missing_ok=True)
+
+
+def attachments(config: DaemonConfig) -> List[Attachment]:
+    with Store.in_directory(config.daemon.data_dir) as store:
+        return store.attachments()
+
+
+def addresses(attachment: Attachment) -> List[str]:
+    ips = attachment.result.get("ips") or []
+    return [str(ip["address"]).partition("/")[0] for ip in ips]
+
+
+def find(config: DaemonConfig, wanted: str) -> Attachment:
+    """By namespace/name, name, address, or the beginning of the container's id."""
+    found = [one for one in attachments(config) if _is(one, wanted)]
+    if not found:
+        raise CannotTell(f"no pod {wanted!r} on this node: see headcnictl pods")
+    if len(found) > 1:
+        names = ", ".join(f"{one.owner.container_id[:12]} {one.owner.ifname}" for one in found)
+        raise CannotTell(f"{wanted!r} is more than one: {names}; give the container's id")
+    return found[0]
+
+
+def _is(one: Attachment, wanted: str) -> bool:
+    if wanted in (str(one.pod), one.pod.name, *addresses(one)):
+        return True
+    return len(wanted) >= 4 and one.owner.container_id.startswith(wanted)
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
+    """Columns as wide as they must be; blanks at the ends of lines are left out."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)

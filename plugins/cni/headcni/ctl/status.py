@@ -1,0 +1,44 @@
+"""``headcnictl status``: is the node well, and if not, what is the matter."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Dict
+
+from ..daemon.control import asked
+from ..daemon.main import control_path
+from ..errors import CniError
+from . import node
+from .main import NO, OK, CannotTell, show
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    node.with_config(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        with asked("status", control_path(node.load(args))) as answers:
+            status = next(answers, None)
+    except CniError as problem:
+        raise CannotTell(str(problem)) from None
+    if status is None:
+        raise CannotTell("headcni-daemon ended while it was asked")
+    show(status if args.json else _in_words(status), args.json)
+    return OK if status["ready"] else NO
+
+
+def _in_words(status: Dict[str, Any]) -> str:
+    hours, rest = divmod(int(time.time() - status["since"]), 3600)
+    lines = [
+        f"headcni-daemon {status['version']}, pid {status['pid']}, "
+        f"up {hours}h{rest // 60:02d}m{rest % 60:02d}s",
+        f"{'ready' if status['ready'] else 'NOT READY'}: {status['mode']} mode by "
+        f"{status['interface']}, {status['attachments']} pod interfaces",
+        f"pods of this node: {', '.join(status['pod_cidrs'])}",
+        f"pods of the cluster: {', '.join(status['cluster_cidrs'])}",
+    ]
+    for one in status["conditions"]:
+        lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")
+    return "\n".join(lines)

@@ -1,0 +1,53 @@
+"""``headcnictl validate FILE``: every mistake at once, whatever kind of file it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any, Dict, List
+
+from .. import config
+from ..ipam.config import Problem
+from .main import NO, OK, read, show
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a path, or - for stdin")
+
+
+def run(args: argparse.Namespace) -> int:
+    text = read(args.file)
+    kind = kind_of(args.file, text)
+    found = problems(kind, text)
+    if args.json:
+        answer: Dict[str, Any] = {"file": args.file, "kind": kind}
+        show({**answer, **json.loads(config.render(found, as_json=True))}, as_json=True)
+    else:
+        show(f"{args.file} ({kind}): {config.render(found)}", as_json=False)
+    return NO if found else OK
+
+
+def kind_of(path: str, text: bytes) -> str:
+    """By what is in it; what is no JSON at all goes by its name."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if path.endswith((".conflist", ".json")):
+            return "conflist"
+        return "netconf" if path.endswith(".conf") else "config.yaml"
+    if isinstance(value, dict) and {"cniVersion", "type", "plugins"} & set(value):
+        # A netconf may have plugins too, a chain of its own, but a conflist has no type.
+        return "netconf" if "type" in value else "conflist"
+    return "config.yaml"
+
+
+def problems(kind: str, text: bytes) -> List[Problem]:
+    ours = {key: value for key, value in os.environ.items() if key.startswith("HEADCNI_")}
+    if kind == "conflist":
+        return config.conflist_problems(text, ours)
+    if kind == "netconf":
+        return config.problems(text, ours)
+    from ..daemon.config import parse  # and with it a YAML parser
+
+    return parse(text)[1]

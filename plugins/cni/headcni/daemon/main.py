@@ -1,0 +1,562 @@
+"""headcni-daemon: puts the parts together, keeps them going, and takes them apart again.
+
+Every part works by itself and is only started, stopped and listened to here. Nothing that pods
+need ends with the daemon: routes, links and rules stay when it stops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+
+from .. import __version__, podcidr, repair, verbs
+from ..datapath import firewall
+from ..errors import CniError
+from ..ipam.allocate import Ipam
+from ..model import Network, PodRef
+from ..store import Attachment, Store
+from . import config as configuration
+from . import log as logs
+from .config import DaemonConfig
+from .control import SOCKET as CONTROL
+from .control import Control
+from .events import ADDED, DELETED, FAILED, LEAKED, Event, Events
+from .headscale import ApprovalReport, HeadscaleClient, RouteKeeper, identify
+from .metrics import Metrics
+from .monitor import Monitor, Reason, ask
+from .routes import Mesh, Report, RouteManager
+from .server import CniServer, Served
+from .tailscale import STATE_FILE, LocalApi, NodePrefs
+
+if TYPE_CHECKING:
+    from .namespace import MeshNamespace
+    from .pods import PassReport, PodWatcher
+
+log = logs.Log("daemon")
+
+GRACE_SECONDS = 60.0  # before a network without a namespace is taken to be leaked
+_TOLD = {"ADD": ADDED, "DEL": DELETED}
+
+
+class Notifier:
+    """systemd's READY, RELOADING, WATCHDOG and STOPPING; silent where nobody asked for them."""
+
+    def __init__(self) -> None:
+        self._path = os.environ.pop("NOTIFY_SOCKET", "")
+        self.watchdog = int(os.environ.pop("WATCHDOG_USEC", "0")) / 1e6
+
+    def tell(self, *lines: str) -> None:
+        if not self._path:
+            return
+        path = "\0" + self._path[1:] if self._path.startswith("@") else self._path
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.connect(path)
+                sender.send("\n".join(lines).encode())
+        except OSError as problem:
+            log.warn("systemd cannot be told", problem=problem)
+
+
+class Signals:
+    """Those that the daemon waits for. By a socket: the kernel may hand a signal to any thread, and
+    a main thread that sleeps elsewhere would not wake up for its handler."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno())
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+
+    def wait(self, seconds: float) -> set[int]:
+        """What has come; nothing if nothing came in time."""
+        ready, _, _ = select.select([self._reader], [], [], seconds)
+        return set(self._reader.recv(64)) if ready else set()
+
+
+class Conditions(Mapping[str, Reason]):
+    """What /ready asks about: the socket, the store, and what the routes' last pass found.
+
+    Not the approval: Headscale 0.29 tells a node of its own up to minutes late. It is logged and
+    measured.
+    """
+
+    def __init__(self, server: CniServer, store: Callable[[], object]) -> None:
+        self.fixed: dict[str, Reason] = {
+            "cni-socket": lambda: "" if server.is_alive() else "the CNI socket is not served",
+            "store": lambda: _trouble(store),
+        }
+        self.report: Report = Report()
+
+    def _all(self) -> dict[str, Reason]:
+        found = dict(self.fixed)
+        if not self.report.conditions:
+            found["routes"] = lambda: "the routes have not been looked at yet"
+        for one in self.report.conditions:
+            if one.name == "approved":
+                continue
+            found[one.name] = lambda one=one: "" if one.ok else one.message  # type: ignore[misc]
+        for alarm in self.report.alarms:
+            found[f"alarm-{alarm.kind}-{alarm.prefix}"] = lambda alarm=alarm: alarm.message  # type: ignore[misc]
+        return found
+
+    def __getitem__(self, name: str) -> Reason:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+def _trouble(question: Callable[[], object]) -> str:
+    try:
+        question()
+    except CniError as problem:
+        return str(problem)
+    return ""
+
+
+class Daemon:
+    """The parts, from start() to stop()."""
+
+    def __init__(self, config: DaemonConfig, path: str) -> None:
+        self.config = config
+        self._path = path
+        self.metrics = Metrics(__version__, config.monitoring.pod_name_label)
+        self.events = Events(self.metrics.event)
+        self.pod_cidrs = _pod_cidrs(config)
+        self.cluster_cidrs = cluster_cidrs(config, self.pod_cidrs)
+        self.server = CniServer(
+            config.daemon.socket,
+            config.daemon.data_dir,
+            on_call=self._called,
+            log=lambda line: log.info(line),
+        )
+        self._store: Optional[Store] = None
+        self.conditions = Conditions(self.server, lambda: self.store.lost)
+        self.control = Control(control_path(config), self.status, self.events)
+        self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
+        self.namespace = namespace_of(config, self.pod_cidrs)
+        self.routes: Optional[RouteManager] = None
+        self.keeper: Optional[RouteKeeper] = None
+        self.pods: Optional[PodWatcher] = None
+        self.monitor: Optional[Monitor] = None
+        self._began = time.time()
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._sweep_at = 0.0
+        self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            self._store = Store.in_directory(self.config.daemon.data_dir)
+        return self._store
+
+    def start(self) -> None:
+        """Pods first: they can come as soon as the socket is there."""
+        self.server.start()
+        self.control.start()
+        self._measure()
+        self._start_monitor()
+        self._start_keeper()
+        self._start_pods()
+        self._upkeep.start()
+
+    def stop(self) -> bool:
+        """False if calls outlast the limit. Routes stay as they are."""
+        self._stopping.set()
+        self._wake.set()
+        finished = self.server.stop(self.config.daemon.stop_timeout)
+        self.control.stop()
+        for part in (self.pods, self.keeper, self.routes):
+            if part is not None:
+                part.stop()
+        if self.monitor is not None:
+            self.monitor.stop()
+        self._upkeep.join(5)
+        return finished
+
+    def reload(self) -> None:
+        """What SIGHUP can change is changed; what it cannot is named."""
+        try:
+            wanted = configuration.load(self._path, missing_ok=True)
+        except CniError as problem:
+            log.error("the new configuration has mistakes; the old one stays", problem=problem)
+            return
+        differing = configuration.changes(self.config, wanted)
+        monitoring, headscale = self.config.monitoring, self.config.headscale
+        self.config = configuration.with_applied(self.config, wanted)
+        logs.set_up(self.config.logging.level, self.config.logging.format)
+        for change in differing.applied:
+            log.info("changed", key=str(change))
+        for change in differing.needs_restart:
+            log.warn("unchanged until the daemon is restarted", key=str(change))
+        if self.config.monitoring != monitoring:
+            if self.monitor is not None:
+                self.monitor.stop()
+            self._start_monitor()
+        if self.config.headscale != headscale:
+            self._start_keeper()
+
+    def status(self) -> dict[str, Any]:
+        """All that headcnictl shows of the daemon."""
+        conditions = ask(self.conditions)
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "since": self._began,
+            "mode": self.config.tailscale.mode,
+            "interface": self.config.tailscale.interface,
+            "pod_cidrs": [str(cidr) for cidr in self.pod_cidrs],
+            "cluster_cidrs": [str(cidr) for cidr in self.cluster_cidrs],
+            "ready": all(one.holds for one in conditions),
+            "conditions": [{"name": c.name, "ok": c.holds, "reason": c.reason} for c in conditions],
+            "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
+            "attachments": len(self.store.attachments()),
+            "calls": self.server.calls,
+            "monitor": self.monitor.where if self.monitor is not None else "",
+        }
+
+    def is_healthy(self) -> bool:
+        watching = self.pods is None or self.pods.is_alive()
+        return self.server.is_alive() and self._upkeep.is_alive() and watching
+
+    def _called(self, served: Served) -> None:
+        verb, outcome = served.verb, served.outcome
+        self.metrics.call(
+            verb, outcome.network, outcome.pod, served.seconds, outcome.code, served.phases
+        )
+        self.metrics.responded(served.response)
+        if outcome.attachment is not None and verb in _TOLD:
+            self.events.tell(Event.of(_TOLD[verb], outcome.attachment))
+        elif outcome.code and verb == "ADD":
+            problem = json.loads(outcome.output)
+            said = ": ".join(filter(None, (problem.get("msg"), problem.get("details"))))
+            network = outcome.network.name if outcome.network else ""
+            self.events.tell(Event(FAILED, outcome.pod, network, reason=said))
+
+    def _start_keeper(self) -> None:
+        """Where the operator has given a key, our routes are asked for and kept approved."""
+        if self.keeper is not None:
+            self.keeper.stop()
+            self.keeper = None
+            del self.conditions.fixed["headscale"]
+        wanted = self.config.headscale
+        if not wanted.api_key_file:
+            return
+        client = HeadscaleClient(
+            wanted.url,
+            wanted.api_key_file,
+            wanted.timeout,
+            wanted.retries,
+            timed=self.metrics.headscale,
+        )
+        self.keeper = RouteKeeper(
+            client, lambda: identify(self.api), self.pod_cidrs, self._approval_reported
+        )
+        self.conditions.fixed["headscale"] = self.keeper.held_back
+        self.keeper.start()
+
+    def _start_pods(self) -> None:
+        """Where there is an API server to ask, this node's pods are watched."""
+        wanted = self.config.daemon
+        if not wanted.kubeconfig and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            return
+        from .kube import KubeClient, Source  # TLS, which a node without Kubernetes has no use for
+        from .pods import PodWatcher
+
+        self.pods = PodWatcher(
+            KubeClient(Source(wanted.kubeconfig), timed=self.metrics.kubernetes),
+            lambda: self.store,
+            configuration.node_name(self.config),
+            wanted.pod_selector,
+            own_cidrs=self.pod_cidrs,
+            on_event=self._pod_event,
+            on_pass=self._pods_compared,
+            interval=max(wanted.reconcile_interval, 10.0),
+        )
+        self.conditions.fixed["pods"] = self.pods.held_back
+        self._measure_pods(self.pods)
+        self.pods.start()
+
+    def _measure_pods(self, pods: PodWatcher) -> None:
+        self.metrics.gauge("pods", "Pods of this node.", lambda: float(pods.stats.pods))
+        self.metrics.gauge("pod_queue", "Pods to look at.", lambda: float(pods.stats.queued))
+
+    def _pod_event(
+        self, kind: str, attachment: Optional[Attachment], pod: PodRef, reason: str
+    ) -> None:
+        if attachment is None:
+            self.events.tell(Event(kind, pod, reason=reason))
+        else:
+            self.events.tell(Event.of(kind, attachment, reason))
+
+    def _pods_compared(self, report: PassReport, seconds: float) -> None:
+        counts = {
+            name: count
+            for name in ("released", "repaired", "missing")
+            if (count := getattr(report, name))
+        }
+        self.metrics.reconciled("pods", seconds, ok=not report.problem, **counts)
+
+    def _approval_reported(self, report: ApprovalReport) -> None:
+        counts = {
+            name: len(cidrs)
+            for name in ("approved", "restored", "withdrawn")
+            if (cidrs := getattr(report, name))
+        }
+        self.metrics.reconciled("approval", 0.0, ok=not report.problem, **counts)
+
+    def _start_monitor(self) -> None:
+        wanted = self.config.monitoring
+        self.monitor = None
+        if not wanted.enabled:
+            return
+        monitor = Monitor(
+            self.metrics,
+            self.conditions,
+            {"server": lambda: "" if self.is_healthy() else "a part of the daemon has ended"},
+            wanted.address,
+            wanted.port,
+            wanted.path,
+            wanted.pprof,
+        )
+        try:
+            monitor.start()
+        except CniError as problem:
+            log.error("no monitor", problem=problem)
+            return
+        self.monitor = monitor
+
+    def _measure(self) -> None:
+        self.metrics.conditions(lambda: ((c.name, c.holds) for c in ask(self.conditions)))
+        self.metrics.gauge(
+            "cni_calls", "Calls at work or waiting.", lambda: float(self.server.calls)
+        )
+        self.metrics.gauge(
+            "attachments", "Pod interfaces.", lambda: float(len(self.store.attachments()))
+        )
+        self.metrics.gauge("ip_pool_addresses", "Addresses.", self._pools, ("network", "state"))
+
+    def _pools(self) -> dict[Tuple[str, ...], float]:
+        found: dict[Tuple[str, ...], float] = {}
+        ipam = Ipam(self.store)
+        for network in {attachment.owner.network for attachment in self.store.attachments()}:
+            for usage in ipam.usage(network):
+                for state, count in (("leased", usage.leased), ("free", usage.free)):
+                    key = (network, state)
+                    found[key] = found.get(key, 0.0) + count
+        return found
+
+    def _keep_up(self) -> None:
+        """The parts that no event wakes: the mesh namespace, the firewall and, once there is a
+        way to the mesh, the start of the route manager."""
+        while not self._stopping.is_set():
+            self._pass("namespace", self._ensure_namespace)
+            if self.routes is None:
+                self._pass("routes", self._start_routes)
+            self._pass("firewall", self._ensure_firewall)
+            if time.monotonic() >= self._sweep_at:
+                self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
+                self._pass("leaks", self._sweep)
+            self._wake.wait(self.config.daemon.reconcile_interval)
+            self._wake.clear()
+
+    def _pass(self, part: str, work: Callable[[], Sequence[str]]) -> None:
+        began = time.monotonic()
+        try:
+            repaired = work()
+        except (CniError, OSError) as problem:
+            log.error("not reconciled", what=part, problem=problem)
+            self.metrics.reconciled(part, time.monotonic() - began, ok=False)
+            return
+        for line in repaired:
+            log.info("repaired", what=part, was=line)
+        self.metrics.reconciled(part, time.monotonic() - began, repaired=len(repaired))
+
+    def _ensure_namespace(self) -> Sequence[str]:
+        """The namespace itself is made when its tailscaled is started, which must be in the new one
+        anyway; its cable is made right here, and who goes by the old addresses begins anew."""
+        if self.namespace is None:
+            return ()
+        if not self.namespace.exists:
+            _try_restart("headcni-tailscaled.service")
+            return (f"network namespace {self.namespace.path}: missing",)
+        repaired = self.namespace.ensure()
+        if repaired and self.routes is not None:
+            gateways = tuple(self.namespace.gateways.values())
+            if gateways != self.routes.mesh.gateways:
+                self.routes.stop()
+                self.routes = None
+        return repaired
+
+    def _ensure_firewall(self) -> Sequence[str]:
+        return ("the nft table",) if firewall.repair(self.store) else ()
+
+    def _sweep(self) -> Sequence[str]:
+        """Networks whose namespace is gone, though no DEL came: for pods of Kubernetes, its word is
+        asked for as well, and the watcher does that."""
+        released = []
+        for one in self.store.attachments():
+            watched = self.pods is not None and bool(one.pod.name)
+            young = time.time() - one.created < GRACE_SECONDS
+            if watched or young or not one.netns or not repair.is_dead(one.netns, None):
+                continue
+            repair.release(one, verbs.opened)
+            self.events.tell(Event.of(LEAKED, one, "its network namespace is gone: released"))
+            released.append(f"{one.owner.container_id} {one.owner.ifname}")
+        return released
+
+    def _start_routes(self) -> Sequence[str]:
+        mesh = mesh_of(self.config, self.pod_cidrs, self.cluster_cidrs, self.namespace)
+        self.routes = RouteManager(
+            mesh,
+            self.api,
+            prefs=NodePrefs(self.api, prefs_file(self.config)),
+            interval=self.config.daemon.reconcile_interval,
+            on_report=self._reported,
+        )
+        self.routes.start()
+        return ()
+
+    def _reported(self, report: Report) -> None:
+        previous, self.conditions.report = self.conditions.report, report
+        counts = {
+            name: len(entries)
+            for name in ("added", "removed", "repaired")
+            if (entries := getattr(report, name))
+        }
+        if counts:
+            self.metrics.reconciled("routes", 0.0, **counts)
+            log.info("routes changed", **counts)
+        for alarm in set(report.alarms) - set(previous.alarms):
+            self.metrics.failed("alarm")
+            log.error(alarm.message, kind=alarm.kind, prefix=alarm.prefix)
+        known = {one.name: one.ok for one in previous.conditions}
+        for one in report.conditions:
+            if known.get(one.name, True) != one.ok:
+                (log.info if one.ok else log.warn)(one.message or "holds again", condition=one.name)
+            if self.namespace is not None and one.name == "interface" and not one.ok:
+                self._wake.set()  # it is ours to make again
+
+
+def control_path(config: DaemonConfig) -> str:
+    return os.path.join(os.path.dirname(config.daemon.socket), os.path.basename(CONTROL))
+
+
+def prefs_file(config: DaemonConfig) -> str:
+    """What is ours in whose prefs: the node's tailscaled and our own are not one."""
+    return STATE_FILE if config.tailscale.mode == "host" else f"{STATE_FILE}.daemon"
+
+
+def _try_restart(unit: str) -> None:
+    """If it runs: what it was started in is gone."""
+    log.warn("restarting what ran in the old namespace", unit=unit)
+    command = ["systemctl", "--no-block", "try-restart", unit]
+    try:
+        subprocess.run(command, timeout=10, check=True, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as problem:
+        log.error("not restarted", unit=unit, problem=problem)
+
+
+def _pod_cidrs(config: DaemonConfig) -> Tuple[Network, ...]:
+    resolution = configuration.pod_cidrs(config)
+    log.info("pod CIDR", cidrs=",".join(map(str, resolution.cidrs)), source=resolution.source)
+    if resolution.guessed:
+        log.warn("the pod CIDR is a guess: set network.podCIDR.nodeLocal")
+    return tuple(resolution.cidrs)
+
+
+def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
+    """Of which network.podCIDR.base is the authority; else a /16 and a /48 around our own."""
+    if config.network.pod_cidr.base:
+        return config.network.pod_cidr.base
+    found: List[Network] = []
+    for cidr in own:
+        width = min(cidr.prefixlen, 16 if cidr.version == 4 else 48)
+        found.append(ip_network(cidr).supernet(new_prefix=width))
+    log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
+    return tuple(found)
+
+
+def mesh_of(
+    config: DaemonConfig,
+    own: Tuple[Network, ...],
+    cluster: Tuple[Network, ...],
+    namespace: Optional[MeshNamespace],
+) -> Mesh:
+    """Where the other nodes' pods are; in daemon mode the namespace must be there."""
+    return Mesh(
+        cluster_cidrs=cluster,
+        own_cidrs=own,
+        sources=tuple(cidr[1] for cidr in own),
+        interface=config.tailscale.interface,
+        gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
+    )
+
+
+def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Optional[MeshNamespace]:
+    """In daemon mode, where our own tailscaled lives."""
+    if config.tailscale.mode != "daemon":
+        return None
+    from .namespace import MeshConfig, MeshNamespace  # pyroute2 is large, and host mode needs none
+
+    return MeshNamespace(MeshConfig.of_daemon(config, pod_cidrs))
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="headcni-daemon", description="The HeadCNI node daemon.")
+    parser.add_argument("--config", default=configuration.PATH, help="(%(default)s)")
+    parser.add_argument("--check-config", action="store_true", help="say what is wrong, and stop")
+    parser.add_argument("--json", action="store_true", help="with --check-config: as JSON")
+    parser.add_argument("--version", action="version", version=__version__)
+    args = parser.parse_args(arguments)
+    if args.check_config:
+        code, said = configuration.check(args.config, args.json)
+        print(said)
+        return code
+    return run(args.config)
+
+
+def run(path: str) -> int:
+    notifier, signals = Notifier(), Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    try:
+        config = configuration.load(path, missing_ok=True)
+        logs.set_up(config.logging.level, config.logging.format)
+        daemon = Daemon(config, path)
+        daemon.start()
+    except (CniError, podcidr.PodCidrError, OSError) as problem:
+        logs.set_up()
+        log.fatal("the daemon cannot start", problem=problem)
+        return 1
+    notifier.tell("READY=1", f"STATUS=serving {config.daemon.socket}")
+    log.info("ready", version=__version__, mode=config.tailscale.mode)
+    beat = notifier.watchdog / 3 or 3600.0
+    while True:
+        got = signals.wait(beat)
+        if not got and daemon.is_healthy():
+            notifier.tell("WATCHDOG=1")
+        if got - {signal.SIGHUP}:
+            break
+        if not got:
+            continue
+        notifier.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        daemon.reload()
+        notifier.tell("READY=1")
+    notifier.tell("STOPPING=1")
+    log.info("stopping", calls=daemon.server.calls)
+    return 0 if daemon.stop() else 1

@@ -1,0 +1,999 @@
+"""The network namespace of daemon mode, in which a tailscaled of HeadCNI's own lives.
+
+    python3 -m headcni.daemon.namespace ensure|check|remove
+
+    host                                          namespace `headcni`
+    pods, node ── headcni01 ═════ veth ═════ eth0 ── tailscale0 ── tailnet
+    underlay ◀── masquerade; UDP port ──▶ tailscaled
+
+What the route manager needs of it: peers' pod CIDRs go into its own table `via gateways[version]
+dev interface`. The rest is done here: the tailnet's own ranges have table 5201, and the rules
+around it (see `_rules`) keep whatever a tailscaled of the host's accepts, an exit node too, from
+taking the namespace's packets. All of the rules have protocol 72 and one of PRIORITIES.
+
+When `ensure` says that it made the namespace, whatever ran in the old one still does: restart
+headcni-tailscaled.service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Callable, NamedTuple, Optional, Tuple
+
+from pyroute2 import IPRoute, NetlinkError
+
+from ..datapath import netns, nft
+from ..datapath.rtnl import IFF_UP, RT_TABLE_MAIN, RTPROT_HEADCNI
+from ..errors import INTERNAL, INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
+from ..model import Address, Network
+from ..podcidr import PodCidrError
+from . import config as configuration
+from .config import DaemonConfig
+
+NETNS_DIR = "/run/netns"
+RESOLV_DIR = "/etc/netns"  # where `ip netns exec` takes a namespace's resolv.conf from
+TABLE = "headcni_mesh"  # of nft, one on the host and one inside
+ROUTES_TABLE = 5201
+TUN = "tailscale0"
+INSIDE = "eth0"
+TUN_MTU = 1280
+
+# Before Tailscale's rules (5210 to 5270), and the last one after them.
+FROM_MESH, TO_LINK, PODS_TO_TAILNET, NODE_TO_TAILNET = 5190, 5191, 5192, 5280
+PRIORITIES = (FROM_MESH, TO_LINK, PODS_TO_TAILNET, NODE_TO_TAILNET)
+
+# tailscaled takes link-local addresses for "no network"; these are ordinary private ones.
+_LINKS4 = ("192.168.255.252/30", "172.31.255.252/30", "10.255.255.252/30")
+_LINK6 = "fd68:6561:6463:6e69::/126"
+_TRIES = 64
+_RESOLV_CONFS = (
+    "/etc/resolv.conf",
+    "/run/systemd/resolve/resolv.conf",
+    "/etc/resolv.pre-tailscale-backup.conf",
+)
+_MAGIC_DNS = (ip_address("100.100.100.100"), ip_address("fd7a:115c:a1e0::53"))
+_ANYWHERE: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 – no socket
+_MS_BIND, _MS_REC, _MS_SHARED, _MNT_DETACH = 0x1000, 0x4000, 0x100000, 2
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """What may be chosen. `answer_for_node` is whether the node itself is in the tailnet: its
+    tailnet address leads to it, and it reaches the tailnet. Pods reach it in either case."""
+
+    namespace: str = "headcni"
+    interface: str = "headcni01"
+    port: int = 41642
+    link4: Optional[IPv4Network] = None  # None: the first that is in no route of the host
+    link6: Optional[IPv6Network] = None
+    mtu: int = 0  # 0: the underlay's
+    tailnet: Tuple[Network, ...] = (
+        ip_network("100.64.0.0/10"),
+        ip_network("fd7a:115c:a1e0::/48"),
+    )
+    pod_cidrs: Tuple[Network, ...] = ()  # this node's own
+    answer_for_node: bool = True
+    underlay: Tuple[Address, ...] = ()  # where peers find the node; (): by the default routes
+    nameservers: Tuple[Address, ...] = ()  # (): the host's
+    run_dir: str = "/run/headcni"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> MeshConfig:
+        """From decoded JSON or YAML; every mistake in one error."""
+        known = {field.name for field in fields(cls)}
+        wrong = [f"{key}: not one of {', '.join(sorted(known))}" for key in {*values} - known]
+        read: dict[str, Any] = {}
+        for key in sorted(known & set(values)):
+            if values[key] is None:
+                continue
+            try:
+                reader: Callable[[Any], Any] = _READERS.get(key, _text)
+                read[key] = reader(values[key])
+            except (TypeError, ValueError) as problem:
+                wrong.append(f"{key} is {json.dumps(values[key], default=str)}: {problem}")
+        if wrong:
+            raise CniError(INVALID_CONFIG, "the mesh configuration is wrong", "; ".join(wrong))
+        return cls(**read)
+
+    @classmethod
+    def of_daemon(cls, config: DaemonConfig, pod_cidrs: Iterable[Network]) -> MeshConfig:
+        """As the daemon's configuration has it."""
+        chosen = config.tailscale
+        links = {cidr.version: cidr for cidr in chosen.link_cidr}
+        return cls.of(
+            {
+                "interface": chosen.interface_name or cls.interface,
+                "port": chosen.port,
+                "link4": str(links[4]) if 4 in links else None,
+                "link6": str(links[6]) if 6 in links else None,
+                "pod_cidrs": [str(cidr) for cidr in pod_cidrs],
+                "answer_for_node": chosen.answer_for_node,
+            }
+        )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a name")
+    return value
+
+
+def _number(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected a number from {low} to {high}")
+        return value
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _link(version: int) -> Callable[[Any], Network]:
+    def read(value: Any) -> Network:
+        network = ip_network(value)
+        if network.version != version or network.num_addresses < 4 or not network.is_private:
+            raise ValueError(f"expected a private IPv{version} network of four addresses or more")
+        if network.is_link_local:
+            raise ValueError("tailscaled takes link-local addresses for no network at all")
+        return network
+
+    return read
+
+
+def _several(read: Callable[[Any], Any]) -> Callable[[Any], Tuple[Any, ...]]:
+    def all_of(value: Any) -> Tuple[Any, ...]:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError("expected a list")
+        return tuple(map(read, value))
+
+    return all_of
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "port": _number(1, 65535),
+    "mtu": _number(0, 65535),
+    "link4": _link(4),
+    "link6": _link(6),
+    "tailnet": _several(ip_network),
+    "pod_cidrs": _several(ip_network),
+    "answer_for_node": _flag,
+    "underlay": _several(ip_address),
+    "nameservers": _several(ip_address),
+}
+
+
+class HostRoute(NamedTuple):
+    dst: Network
+    via: Address
+    dev: str
+
+
+class Rule(NamedTuple):
+    """A rule of ours, as it is compared."""
+
+    version: int
+    priority: int
+    table: int
+    iif: str = ""
+    src: str = ""
+    dst: str = ""
+
+
+@dataclass(frozen=True)
+class Cable:
+    """The veth pair as it should be. Of each link network, the host has the first address."""
+
+    links: Tuple[Network, ...]
+    mtu: int
+    underlay: Tuple[Address, ...]
+
+    @property
+    def host(self) -> dict[int, Address]:
+        return {one.version: one[1] for one in self.links}
+
+    @property
+    def inside(self) -> dict[int, Address]:
+        return {one.version: one[2] for one in self.links}
+
+    def prefixed(self, end: Mapping[int, Address]) -> set[str]:
+        return {f"{end[one.version]}/{one.prefixlen}" for one in self.links}
+
+
+class _See:
+    """Compares, and if asked to, repairs: CHECK and `ensure` are one walk."""
+
+    def __init__(self, repairing: bool) -> None:
+        self.repairing = repairing
+        self.found: list[str] = []
+
+    def __call__(self, right: bool, difference: str, repair: Callable[[], object]) -> bool:
+        """Whether it is right now."""
+        if right:
+            return True
+        self.found.append(difference)
+        if self.repairing:
+            repair()
+        return self.repairing
+
+    def sysctl(self, path: str, value: str, where: str = "") -> None:
+        have = netns.read_sysctl(path)
+        self(
+            have in (None, value),
+            f"{where}sysctl {path.replace('/', '.')}: {have}, expected {value}",
+            lambda: netns.write_sysctl(path, value),
+        )
+
+
+class MeshNamespace:
+    """The namespace, the cable to it, and what the host and it need to pass packets on."""
+
+    def __init__(self, config: MeshConfig = MeshConfig()) -> None:  # noqa: B008 – it is frozen
+        self.config = config
+        self.path = f"{NETNS_DIR}/{config.namespace}"
+        self._resolv_conf = f"{RESOLV_DIR}/{config.namespace}/resolv.conf"
+        self._environment = f"{config.run_dir}/tailscaled.env"
+
+    @property
+    def interface(self) -> str:
+        return self.config.interface
+
+    @property
+    def gateways(self) -> dict[int, Address]:
+        """Where routes into the mesh lead, by IP version; the link must be there."""
+        with IPRoute() as kernel:
+            return self._cable(kernel).inside
+
+    @property
+    def exists(self) -> bool:
+        return _is_namespace(self.path)
+
+    def host_routes(self) -> list[HostRoute]:
+        """The tailnet's own ranges, as they stand in table 5201."""
+        gateways = self.gateways
+        return [
+            HostRoute(dst, gateways[dst.version], self.interface)
+            for dst in self.config.tailnet
+            if dst.version in gateways
+        ]
+
+    def ensure(self) -> list[str]:
+        """Make it right. Says what was not; nothing is touched that was."""
+        with self._alone():
+            return self._walk(_See(repairing=True))
+
+    def differences(self) -> list[str]:
+        """What `ensure` would repair."""
+        with _kernel_errors():
+            return self._walk(_See(repairing=False))
+
+    def remove(self) -> None:
+        """Leave nothing, whatever part of it is there. Forwarding stays on: pods need it."""
+        with self._alone():
+            if _is_namespace(self.path):
+                self._refuse_if_in_use()
+            with IPRoute() as kernel:
+                for rule in _rules_of(kernel):
+                    _rule(kernel, "del", rule)
+                self._unplug(kernel)
+            if nft.table_comment(TABLE) is not None:
+                nft.run_here(f"delete table inet {TABLE}")
+            _delete_namespace(self.path)
+            for path in (self._resolv_conf, self._environment):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            for folder in (os.path.dirname(self._resolv_conf), RESOLV_DIR):
+                with suppress(OSError):
+                    os.rmdir(folder)
+        with suppress(FileNotFoundError):
+            os.unlink(self._lock)
+        with suppress(OSError):
+            os.rmdir(self.config.run_dir)
+
+    # The walk, from the outside in.
+
+    def _walk(self, see: _See) -> list[str]:
+        with IPRoute() as kernel:
+            cable = self._cable(kernel)
+            if not see(
+                _is_namespace(self.path),
+                f"network namespace {self.config.namespace}: missing",
+                lambda: _create_namespace(self.path),
+            ):
+                return see.found
+            with netns.opened(self.path) as fd:
+                if not self._connected(see, kernel, cable, fd):
+                    return see.found
+                self._see_host(see, kernel, cable)
+                with netns.entered(fd), IPRoute() as inside:
+                    self._see_inside(see, inside, cable)
+        self._see_file(see, self._resolv_conf, self._resolv())
+        endpoints = ",".join(_endpoint(one, self.config.port) for one in cable.underlay[:3])
+        self._see_file(
+            see,
+            self._environment,
+            f"HEADCNI_PORT={self.config.port}\nTS_DEBUG_PRETENDPOINT={endpoints}\n",
+        )
+        return see.found
+
+    def _connected(self, see: _See, kernel: Any, cable: Cable, fd: int) -> bool:
+        """One pair, one end here and the other there; a pair with an end elsewhere is made anew."""
+        ours = _named(kernel, self.interface)
+        if ours is not None and _kind(ours) != "veth":
+            raise CniError(
+                KERNEL,
+                f"{self.interface} is a {_kind(ours) or 'link'} that HeadCNI did not make",
+                "remove it, or choose another interface name",
+            )
+        with netns.entered(fd), IPRoute() as inside:
+            theirs = _named(inside, INSIDE)
+        joined = (
+            ours is not None
+            and theirs is not None
+            and (ours.get("IFLA_LINK"), theirs.get("IFLA_LINK")) == (theirs["index"], ours["index"])
+        )
+
+        def plug() -> None:
+            self._unplug(kernel)
+            if theirs is not None:
+                with netns.entered(fd), IPRoute() as inside:
+                    inside.link("del", index=theirs["index"])
+            peer = {"ifname": INSIDE, "net_ns_fd": fd, "mtu": cable.mtu}
+            kernel.link("add", ifname=self.interface, kind="veth", mtu=cable.mtu, peer=peer)
+
+        what = "missing" if ours is None else "does not lead into the namespace"
+        return see(joined, f"{self.interface}: {what}", plug)
+
+    def _unplug(self, kernel: Any) -> None:
+        link = _named(kernel, self.interface)
+        if link is None or _kind(link) != "veth":
+            return
+        try:
+            kernel.link("del", index=link["index"])
+        except NetlinkError as problem:
+            if problem.code != errno.ENODEV:  # it went with the namespace of a moment ago
+                raise
+
+    def _see_host(self, see: _See, kernel: Any, cable: Cable) -> None:
+        self._keep_router_advertisements(see, kernel)
+        see.sysctl("net/ipv4/ip_forward", "1")
+        see.sysctl("net/ipv6/conf/all/forwarding", "1")
+        # Set before the link has an address: nothing of ours is learnt from a neighbour there.
+        see.sysctl(f"net/ipv6/conf/{self.interface}/accept_ra", "0")
+        see.sysctl(f"net/ipv4/conf/{self.interface}/rp_filter", "2")
+        index = _see_link(see, kernel, "", self.interface, cable, cable.host)
+        _see_table(see, "", self._host_chains(cable))
+        wanted = [
+            {
+                "dst": str(dst),
+                "gateway": str(cable.inside[dst.version]),
+                "prefsrc": str(cable.host[dst.version]),
+                "mtu": TUN_MTU,
+            }
+            for dst in self.config.tailnet
+            if dst.version in cable.host
+        ]
+        _see_routes(see, kernel, "", index, wanted, ROUTES_TABLE, exactly=True)
+        _see_rules(see, kernel, "", self._rules(cable))
+
+    def _keep_router_advertisements(self, see: _See, kernel: Any) -> None:
+        """A node that forwards forgets its default router, unless accept_ra is 2."""
+        if netns.read_sysctl("net/ipv6/conf/all/forwarding") != "0":
+            return
+        for route in kernel.get_routes(family=socket.AF_INET6, table=RT_TABLE_MAIN):
+            if route["dst_len"] == 0 and route["proto"] == 9:  # RTPROT_RA
+                name = _name_of(kernel, route.get("RTA_OIF"))
+                if name and netns.read_sysctl(f"net/ipv6/conf/{name}/accept_ra") == "1":
+                    see.sysctl(f"net/ipv6/conf/{name}/accept_ra", "2")
+
+    def _see_inside(self, see: _See, kernel: Any, cable: Cable) -> None:
+        where = f"in {self.config.namespace}: "
+        see.sysctl("net/ipv4/ip_forward", "1", where)
+        see.sysctl("net/ipv6/conf/all/forwarding", "1", where)
+        # Pods' packets come in by one link and their answers by another rule's table.
+        see.sysctl("net/ipv4/conf/all/rp_filter", "2", where)
+        see.sysctl(f"net/ipv6/conf/{INSIDE}/accept_ra", "0", where)
+        lo = _named(kernel, "lo")
+        see(
+            bool(lo["flags"] & IFF_UP),
+            f"{where}lo is down",
+            lambda: kernel.link("set", index=lo["index"], state="up"),
+        )
+        index = _see_link(see, kernel, where, INSIDE, cable, cable.inside)
+        # Before the routes: a packet must not get through before its address is looked after.
+        _see_table(see, where, self._inside_chains(cable))
+        defaults = [
+            {"dst": f"{_ANYWHERE[family]}/0", "gateway": str(cable.host[version])}
+            for version, (_, family) in _families(cable)
+        ]
+        _see_routes(see, kernel, where, index, defaults, RT_TABLE_MAIN)
+        # A peer may advertise a range that holds the link's, or claim this node's pods.
+        home = [*cable.links, *self.config.pod_cidrs]
+        rules = [Rule(one.version, TO_LINK, RT_TABLE_MAIN, dst=str(one)) for one in home]
+        _see_rules(see, kernel, where, [rule for rule in rules if rule.version in cable.host])
+
+    def _rules(self, cable: Cable) -> list[Rule]:
+        """What leaves the namespace, and what answers it, goes by the main table, whatever a
+        tailscaled of the host's accepts. Pods' packets for the tailnet go into the namespace.
+        The node's own do too, except to the peers of the host's tailscaled, which come first."""
+        found = []
+        for link in cable.links:
+            version = link.version
+            found.append(Rule(version, FROM_MESH, RT_TABLE_MAIN, iif=self.interface))
+            found.append(Rule(version, TO_LINK, RT_TABLE_MAIN, dst=str(link)))
+            for dst in (one for one in self.config.tailnet if one.version == version):
+                for src in (one for one in self.config.pod_cidrs if one.version == version):
+                    found.append(
+                        Rule(version, PODS_TO_TAILNET, ROUTES_TABLE, src=str(src), dst=str(dst))
+                    )
+                if self.config.answer_for_node:
+                    found.append(Rule(version, NODE_TO_TAILNET, ROUTES_TABLE, dst=str(dst)))
+        return found
+
+    def _host_chains(self, cable: Cable) -> dict[str, list[str]]:
+        """The namespace's way out, and tailscaled's port in: from outside, and from a tailscaled
+        of the host's own, which may be its peer."""
+        port, name = self.config.port, self.interface
+        to_port, out = [], []
+        for version, (family, _) in _families(cable):
+            inside = cable.inside[version]
+            to_port.append(
+                f"fib daddr type local udp dport {port} dnat {family} to {_endpoint(inside, port)}"
+            )
+            out.append(f'{family} saddr {inside} oifname != "{name}" masquerade')
+        for dst in self.config.tailnet:
+            if dst.version in cable.host:
+                # A program of the node may have bound another of its addresses.
+                family = "ip" if dst.version == 4 else "ip6"
+                out.append(f'oifname "{name}" {family} daddr {dst} fib saddr type local masquerade')
+        return {
+            "prerouting": [
+                "type nat hook prerouting priority dstnat; policy accept;",
+                *(f'iifname != "{name}" {rule}' for rule in to_port),
+            ],
+            "output": ["type nat hook output priority -100; policy accept;", *to_port],
+            "postrouting": ["type nat hook postrouting priority srcnat; policy accept;", *out],
+        }
+
+    def _inside_chains(self, cable: Cable) -> dict[str, list[str]]:
+        """The node's tailnet address is the TUN's, so masquerading gives it. What is tailscaled's
+        own, its peer API and 100.100.100.100, it takes before the TUN: the rest is the node's."""
+        into, out = [], []
+        for version, (family, _) in _families(cable):
+            host = cable.host[version]
+            out.append(f'oifname "{TUN}" {family} saddr {host} masquerade')
+            if self.config.answer_for_node:
+                into.append(f'iifname "{TUN}" fib daddr type local dnat {family} to {host}')
+                # The host's own tailscaled drops the tailnet's addresses from other links.
+                out.append(f'oifname "{INSIDE}" {family} daddr {host} masquerade')
+        return {
+            "prerouting": ["type nat hook prerouting priority dstnat; policy accept;", *into],
+            "postrouting": ["type nat hook postrouting priority srcnat; policy accept;", *out],
+        }
+
+    # What is chosen.
+
+    def _cable(self, kernel: Any) -> Cable:
+        config = self.config
+        ours = _named(kernel, self.interface)
+        index = ours["index"] if ours is not None else 0
+        have = [ip_network(one, strict=False) for one in _addresses(kernel, index)]
+        versions = [4]
+        if netns.read_sysctl("net/ipv6/conf/default/disable_ipv6") == "0":
+            versions.append(6)
+        links = []
+        for version in versions:
+            given = config.link4 if version == 4 else config.link6
+            known = [one for one in have if one.version == version and one.num_addresses == 4]
+            links.append(given or (known[0] if known else self._free_link(kernel, version)))
+        ways_out = _ways_out(kernel, index)
+        mtus = [link.get("IFLA_MTU") for link in ways_out]
+        underlay = config.underlay or tuple(_underlay_of(kernel, ways_out, versions))
+        return Cable(tuple(links), config.mtu or min(mtus, default=1500), underlay)
+
+    def _free_link(self, kernel: Any, version: int) -> Network:
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        taken = [one for one in _destinations(kernel, family) if one.prefixlen]
+        taken += [*self.config.tailnet, *self.config.pod_cidrs]
+        taken = [one for one in taken if one.version == version]
+        # Where somebody routes all private ranges as a whole, only a narrower route is a clash.
+        narrow = [one for one in taken if one.prefixlen > (16 if version == 4 else 48)]
+        for routes in (taken, narrow):
+            for candidate in _candidates(version):
+                if not any(candidate.overlaps(one) for one in routes):
+                    return candidate
+        raise CniError(
+            INVALID_CONFIG,
+            f"no private IPv{version} network is free for {self.interface}",
+            f"set link{version}",
+        )
+
+    def _resolv(self) -> str:
+        """tailscaled's own look-ups, the control server's name above all. The host's stub
+        resolver is on a loopback address, and its MagicDNS would be the namespace's own."""
+        servers = list(self.config.nameservers)
+        for path in () if servers else _RESOLV_CONFS:
+            servers = [
+                one
+                for one in _nameservers(path)
+                if not one.is_loopback and not one.is_link_local and one not in _MAGIC_DNS
+            ]
+            if servers:
+                break
+        return "".join(
+            ["# Written by headcni.daemon.namespace\n", *(f"nameserver {one}\n" for one in servers)]
+        )
+
+    def _see_file(self, see: _See, path: str, text: str) -> None:
+        def write() -> None:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(f"{path}.new", path)
+
+        try:
+            with open(path, encoding="utf-8") as file:
+                have = file.read()
+        except FileNotFoundError:
+            have = ""
+        see(have == text, f"{path}: {'differs' if have else 'missing'}", write)
+
+    def _refuse_if_in_use(self) -> None:
+        there = os.stat(self.path)
+        users = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{process}/ns/net"), there):
+                    with open(f"/proc/{process}/comm", encoding="utf-8") as file:
+                        users.append(f"{file.read().strip()} ({process})")
+        if users:
+            raise CniError(
+                INTERNAL,
+                f"the network namespace {self.config.namespace} is in use by {', '.join(users)}",
+                "stop headcni-tailscaled.service first",
+            )
+
+    @property
+    def _lock(self) -> str:
+        return f"{self.config.run_dir}/mesh.lock"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The unit and the daemon may come at the same moment."""
+        os.makedirs(self.config.run_dir, mode=0o755, exist_ok=True)
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with _kernel_errors():
+                yield
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _kernel_errors() -> Iterator[None]:
+    try:
+        yield
+    except NetlinkError as problem:
+        raise CniError(KERNEL, "the kernel refused a change", str(problem)) from problem
+
+
+# The namespace itself, as `ip netns` makes and deletes it.
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    if _libc.mount(source.encode(), target.encode(), b"none", ctypes.c_ulong(flags), None) != 0:
+        raise _os_error(target)
+
+
+def _is_namespace(path: str) -> bool:
+    try:
+        return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
+    except FileNotFoundError:
+        return False
+
+
+def _create_namespace(path: str) -> None:
+    _where_the_host_mounts(_add_namespace, path)
+
+
+def _add_namespace(path: str) -> None:
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    try:
+        _mount("", folder, _MS_SHARED | _MS_REC)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:
+            raise
+        _mount(folder, folder, _MS_BIND | _MS_REC)  # it was no mount point
+        _mount("", folder, _MS_SHARED | _MS_REC)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    try:
+        _unshare(netns.CLONE_NEWNET)
+        _mount("/proc/thread-self/ns/net", path, _MS_BIND)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _delete_namespace(path: str) -> None:
+    _where_the_host_mounts(_take_namespace_away, path)
+
+
+def _take_namespace_away(path: str) -> None:
+    if _is_namespace(path) and _libc.umount2(path.encode(), _MNT_DETACH) != 0:
+        raise _os_error(path)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _where_the_host_mounts(work: Callable[[str], None], path: str) -> None:
+    """In a thread that ends with it, in pid 1's mount namespace: what a hardened service mounts in
+    its own, the host never sees."""
+    failed: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            if _mounts_are_a_copy():
+                _unshare(_CLONE_FS)
+                with open("/proc/1/ns/mnt", "rb") as mounts:
+                    if _libc.setns(mounts.fileno(), _CLONE_NEWNS) != 0:
+                        raise _os_error("/proc/1/ns/mnt")
+            work(path)
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _mounts_are_a_copy() -> bool:
+    """As systemd makes them for a service: they follow the host's, and are not followed."""
+    with open("/proc/thread-self/mountinfo", encoding="utf-8") as file:
+        return any(line.split()[4] == "/" and " master:" in line for line in file)
+
+
+def _unshare(flags: int) -> None:
+    if _libc.unshare(flags) != 0:
+        raise _os_error("a namespace of its own")
+
+
+def _os_error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), what)
+
+
+# What the kernel has, and making it what it should be. Each acts where its handle was opened.
+
+
+def _see_link(
+    see: _See, kernel: Any, where: str, name: str, cable: Cable, end: Mapping[int, Address]
+) -> int:
+    link = _named(kernel, name)
+    index: int = link["index"]
+    see(
+        link.get("IFLA_MTU") == cable.mtu,
+        f"{where}{name} has MTU {link.get('IFLA_MTU')}, expected {cable.mtu}",
+        lambda: kernel.link("set", index=index, mtu=cable.mtu),
+    )
+    have, want = _addresses(kernel, index), cable.prefixed(end)
+    for one in sorted(want - have):
+        # Not probed for: nobody else is on the link.
+        see(
+            False,
+            f"{where}{name} has no address {one}",
+            partial(kernel.addr, "add", index=index, address=one, flags=0x02),
+        )
+    for one in sorted(have - want):
+        see(
+            False,
+            f"{where}{name} has the address {one}, which is not of the link",
+            partial(kernel.addr, "del", index=index, address=one),
+        )
+    see(
+        bool(link["flags"] & IFF_UP),
+        f"{where}{name} is down",
+        lambda: kernel.link("set", index=index, state="up"),
+    )
+    return index
+
+
+def _see_routes(
+    see: _See,
+    kernel: Any,
+    where: str,
+    index: int,
+    wanted: Sequence[Mapping[str, Any]],
+    table: int,
+    exactly: bool = False,
+) -> None:
+    have = [
+        route
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for route in _routes(kernel, family, table)
+    ]
+
+    def replace(route: Mapping[str, Any]) -> None:
+        extra = {key: route[key] for key in ("prefsrc",) if key in route}
+        if "mtu" in route:
+            extra["metrics"] = {"mtu": route["mtu"]}
+        kernel.route(
+            "replace",
+            family=socket.AF_INET6 if ":" in route["dst"] else socket.AF_INET,
+            dst=route["dst"],
+            gateway=route["gateway"],
+            oif=index,
+            table=table,
+            proto=RTPROT_HEADCNI,
+            **extra,
+        )
+
+    for route in wanted:
+        full = {**route, "oif": index}
+        see(
+            any(full.items() <= one.items() for one in have),
+            f"{where}no route {route['dst']} via {route['gateway']}",
+            partial(replace, route),
+        )
+    known = {route["dst"] for route in wanted}
+    for route in have if exactly else ():
+        see(
+            route["dst"] in known,
+            f"{where}a route {route['dst']} too many in table {table}",
+            partial(kernel.route, "del", dst=route["dst"], table=table),
+        )
+
+
+def _see_rules(see: _See, kernel: Any, where: str, wanted: Iterable[Rule]) -> None:
+    want, have = set(wanted), _rules_of(kernel)
+    for rule in sorted(want - set(have)):
+        see(False, f"{where}no rule {_shown(rule)}", partial(_rule, kernel, "add", rule))
+    for rule in sorted(set(have) - want):
+        see(
+            False,
+            f"{where}a rule too many: {_shown(rule)}",
+            partial(_rule, kernel, "del", rule),
+        )
+
+
+def _shown(rule: Rule) -> str:
+    words = [f"{rule.priority}:"]
+    for word, value in (("from", rule.src or "all"), ("to", rule.dst), ("iif", rule.iif)):
+        words += [word, value] if value else []
+    return " ".join([*words, f"lookup {'main' if rule.table == RT_TABLE_MAIN else rule.table}"])
+
+
+def _rule(kernel: Any, verb: str, rule: Rule) -> None:
+    given: dict[str, Any] = {"priority": rule.priority, "table": rule.table}
+    given.update({key: value for key in ("src", "dst") if (value := getattr(rule, key))})
+    if rule.iif:
+        given["iifname"] = rule.iif
+    family = socket.AF_INET if rule.version == 4 else socket.AF_INET6
+    kernel.rule(verb, family=family, protocol=RTPROT_HEADCNI, **given)
+
+
+def _rules_of(kernel: Any) -> list[Rule]:
+    found = []
+    for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+        for one in kernel.get_rules(family=family):
+            if one.get("FRA_PROTOCOL") != RTPROT_HEADCNI:
+                continue
+            if one.get("FRA_PRIORITY") not in PRIORITIES:
+                continue
+            ends = {
+                key: f"{one.get(attribute)}/{one[f'{key}_len']}" if one.get(attribute) else ""
+                for key, attribute in (("src", "FRA_SRC"), ("dst", "FRA_DST"))
+            }
+            found.append(
+                Rule(
+                    version,
+                    one.get("FRA_PRIORITY"),
+                    one.get("FRA_TABLE"),
+                    one.get("FRA_IIFNAME") or "",
+                    **ends,
+                )
+            )
+    return found
+
+
+def _see_table(see: _See, where: str, chains: Mapping[str, Sequence[str]]) -> None:
+    """Replaced whole, in one transaction, if its digest or the number of its rules is not right."""
+    body = "".join(
+        "\n".join([f"chain {name} {{", *lines, "}", ""]) for name, lines in chains.items()
+    )
+    comment = f"headcni {hashlib.sha256(body.encode()).hexdigest()[:24]}"
+    expected = sum(len(lines) - 1 for lines in chains.values())  # less the line of the hook
+    have = nft.table_comment(TABLE)
+    if have is None:
+        what = "missing"
+    elif have != comment:
+        what = "not what this release and configuration would write"
+    else:
+        listed = json.loads(nft.run_here(f"list table inet {TABLE}", as_json=True))
+        rules = sum("rule" in item for item in listed["nftables"])
+        what = "" if rules == expected else f"{rules} rules, expected {expected}"
+    see(
+        not what,
+        f"{where}nft table inet {TABLE}: {what}",
+        lambda: nft.run_here(
+            f"table inet {TABLE}\ndelete table inet {TABLE}\n"
+            f'table inet {TABLE} {{ comment "{comment}"\n{body}}}\n'
+        ),
+    )
+
+
+def _families(cable: Cable) -> list[tuple[int, tuple[str, int]]]:
+    names = {4: ("ip", socket.AF_INET), 6: ("ip6", socket.AF_INET6)}
+    return [(link.version, names[link.version]) for link in cable.links]
+
+
+def _named(kernel: Any, name: str) -> Any:
+    return next((one for one in kernel.get_links() if one.get("IFLA_IFNAME") == name), None)
+
+
+def _name_of(kernel: Any, index: Optional[int]) -> str:
+    links = kernel.get_links(index) if index else ()
+    return next((one.get("IFLA_IFNAME") for one in links), "")
+
+
+def _kind(link: Any) -> Optional[str]:
+    info = link.get("IFLA_LINKINFO")
+    kind: Optional[str] = info.get("IFLA_INFO_KIND") if info else None
+    return kind
+
+
+def _addresses(kernel: Any, index: int) -> set[str]:
+    """Of global scope, with their prefix lengths."""
+    if not index:
+        return set()
+    return {
+        f"{one.get('IFA_LOCAL') or one.get('IFA_ADDRESS')}/{one['prefixlen']}"
+        for one in kernel.get_addr(index=index)
+        if one["scope"] == 0
+    }
+
+
+def _routes(kernel: Any, family: int, table: int) -> Iterator[dict[str, Any]]:
+    for one in kernel.get_routes(family=family, table=table):
+        metrics = one.get("RTA_METRICS")
+        yield {
+            "dst": f"{one.get('RTA_DST') or _ANYWHERE[family]}/{one['dst_len']}",
+            "gateway": one.get("RTA_GATEWAY"),
+            "oif": one.get("RTA_OIF"),
+            "prefsrc": one.get("RTA_PREFSRC"),
+            "mtu": metrics.get("RTAX_MTU") if metrics else None,
+        }
+
+
+def _destinations(kernel: Any, family: int) -> Iterator[Network]:
+    """Of every route of every table, the local one's addresses among them."""
+    for one in kernel.get_routes(family=family):
+        if one.get("RTA_DST"):
+            yield ip_network(f"{one.get('RTA_DST')}/{one['dst_len']}")
+
+
+def _candidates(version: int) -> Iterator[Network]:
+    for step in range(_TRIES):
+        for first in _LINKS4 if version == 4 else (_LINK6,):
+            base = ip_network(first)
+            offset = -4 * step if version == 4 else 4 * step
+            yield ip_network((int(base.network_address) + offset, base.prefixlen))
+
+
+def _ways_out(kernel: Any, but: int) -> list[Any]:
+    """The links that the host's default routes use."""
+    found = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for one in kernel.get_routes(family=family, table=RT_TABLE_MAIN):
+            index = one.get("RTA_OIF")
+            if one["dst_len"] == 0 and index and index != but and index not in found:
+                found[index] = next(iter(kernel.get_links(index)), None)
+    return [link for link in found.values() if link is not None]
+
+
+def _underlay_of(kernel: Any, links: Sequence[Any], versions: Sequence[int]) -> Iterator[Address]:
+    """One address of each family: tailscaled sees only the veth's, and what STUN tells it; nodes
+    behind one NAT would not find each other."""
+    for version in versions:
+        for link in links:
+            addresses = sorted(_addresses(kernel, link["index"]))
+            mine = [ip_address(one.partition("/")[0]) for one in addresses]
+            for address in (one for one in mine if one.version == version):
+                yield address
+                break
+            else:
+                continue
+            break
+
+
+def _nameservers(path: str) -> list[Address]:
+    found = []
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            words = line.split()
+            if len(words) > 1 and words[0] == "nameserver":
+                with suppress(ValueError):
+                    found.append(ip_address(words[1].partition("%")[0]))
+    return found
+
+
+def _endpoint(address: Address, port: int) -> str:
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def _from_json(path: str) -> MeshConfig:
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+    except OSError as problem:
+        raise CniError(IO_FAILURE, f"{path} cannot be read", problem.strerror or "") from None
+    except ValueError as problem:
+        raise CniError(INVALID_CONFIG, f"{path} is not JSON", str(problem)) from None
+    if not isinstance(values, dict):
+        raise CniError(INVALID_CONFIG, f"{path} is not JSON", "it is not an object {…}")
+    return MeshConfig.of(values)
+
+
+def _from_daemon(path: str) -> MeshConfig:
+    config = configuration.load(path, missing_ok=True)
+    try:
+        return MeshConfig.of_daemon(config, configuration.pod_cidrs(config).cidrs)
+    except PodCidrError as problem:
+        raise CniError(INVALID_CONFIG, "no pod CIDR", str(problem)) from None
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """0: it is right, or was made so. 1: `check` found differences, on stdout. 2: it failed."""
+    parser = argparse.ArgumentParser(
+        prog="headcni.daemon.namespace", description="The network namespace of daemon mode."
+    )
+    parser.add_argument("verb", choices=("ensure", "check", "remove"))
+    parser.add_argument("--config", default=configuration.PATH, help="the daemon's (%(default)s)")
+    parser.add_argument("--mesh", help="in place of it: JSON with MeshConfig's own keys")
+    given = parser.parse_args(arguments)
+    try:
+        wanted = _from_json(given.mesh) if given.mesh else _from_daemon(given.config)
+        mesh = MeshNamespace(wanted)
+        if given.verb == "remove":
+            mesh.remove()
+        elif given.verb == "ensure":
+            for one in mesh.ensure():
+                print(f'msg="repaired" difference="{one}"', file=sys.stderr)
+        else:
+            found = mesh.differences()
+            print("\n".join(found) or "no differences")
+            return 1 if found else 0
+    except (CniError, OSError) as problem:
+        print(f'level=ERROR msg="{problem}"', file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,541 @@
+"""Routes to the other nodes' pods: wanted as data, compared with the kernel, put right in one send.
+
+They live in a table of our own, which only packets for the cluster's pods are looked up in, before
+Tailscale's own table is. What tailscaled says of its peers decides which there are:
+
+- A peer's route goes when the peer is no longer in the tailnet, its key has expired, or it no
+  longer serves the CIDR. A peer that is merely offline keeps it: Headscale takes the routes of a
+  peer away from all others within seconds of losing sight of it, and a blip must not cut pods off.
+- While tailscaled is away or not running, it knows nothing of its peers: the routes stay.
+- The node's own CIDR is never routed into the tunnel, neither by us nor, if a peer claims it, by
+  tailscaled: a rule of ours sends it to the main table before any other is asked.
+- A peer that claims what overlaps our own CIDR gets no route for it, and raises an alarm.
+- Two peers whose claims overlap raise an alarm, and both routes stay: it is tailscaled that picks
+  the peer, by its own longest match, and to cut off both would make two outages of one mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable, NamedTuple, Optional, Union
+
+from ..datapath.netlink import Request
+from ..datapath.rtnl import RT_TABLE_MAIN, RTPROT_HEADCNI
+from ..errors import CniError
+from ..model import Address, Network
+from .kernel_routes import (
+    REMEMBERED,
+    Interest,
+    Link,
+    Prefix,
+    Route,
+    RouteEvents,
+    RouteSocket,
+    Rule,
+    add_rule,
+    delete_route,
+    delete_rule,
+    packed,
+    put_route,
+    read_route,
+    tunnel_route,
+)
+from .tailscale import Bus, LocalApi, NodePrefs, Peer
+
+TABLE = 5200
+PRIORITY = 5200  # Tailscale's rules begin at 5210
+INTERVAL_SECONDS = 30.0
+STALE_SECONDS = 300.0
+QUIET_SECONDS, PATIENCE_SECONDS = 0.05, 0.5
+STOP_SECONDS = 5.0
+
+Entry = Union[Route, Rule]
+# What on the bus may change a route, or the approval of our own.
+_TELLING = frozenset({"State", "Prefs", "SelfChange", "PeersChanged", "PeersRemoved", "NetMap"})
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Which pods are elsewhere, and the way there.
+
+    host mode: the interface is tailscaled's. daemon mode: it is the veth `headcni01`, and
+    `gateways` are the addresses of its far end, one for each family. `sources` are the node's own
+    pod gateways: what the node itself sends to pods then comes from an address that pods can
+    answer.
+    """
+
+    cluster_cidrs: tuple[Network, ...]
+    own_cidrs: tuple[Network, ...]
+    sources: tuple[Address, ...] = ()
+    interface: str = "tailscale0"
+    gateways: tuple[Address, ...] = ()
+    mtu: Optional[int] = None
+    table: int = TABLE
+    priority: int = PRIORITY
+
+    def rules(self) -> list[Rule]:
+        own = [
+            Rule(self.priority - 1, prefix, RT_TABLE_MAIN) for prefix in prefixes(self.own_cidrs)
+        ]
+        return own + [
+            Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)
+        ]
+
+
+class Claim(NamedTuple):
+    """A prefix that a peer serves, or served when it was last seen."""
+
+    prefix: Prefix
+    peer: str
+    remembered: bool = False
+
+
+class Alarm(NamedTuple):
+    kind: str  # "own-cidr" or "overlap"
+    prefix: str
+    claimants: tuple[str, ...]
+    message: str
+
+
+class Condition(NamedTuple):
+    """Something that should be so, and how it is."""
+
+    name: str
+    ok: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a pass found and did. `repaired` had been there, and was gone or different."""
+
+    added: tuple[Entry, ...] = ()
+    removed: tuple[Entry, ...] = ()
+    repaired: tuple[Entry, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.added or self.removed or self.repaired)
+
+
+class _View(NamedTuple):
+    """All of the kernel that a pass goes by. One that is as the last pass left it needs no second
+    look, which at thousands of peers is most of the work."""
+
+    table: int
+    rules: frozenset[Rule]
+    link: Optional[Link]
+    sources: tuple[tuple[int, bytes], ...]
+
+
+_ALL_THERE = Condition("routes", True, "")
+
+
+def prefixes(networks: Iterable[Network]) -> list[Prefix]:
+    return [Prefix.parse(str(network)) for network in networks]
+
+
+def claims_of(
+    peers: Iterable[Peer], cluster: Sequence[Prefix], before: Mapping[str, Sequence[Claim]]
+) -> dict[str, list[Claim]]:
+    """What each peer serves of the cluster's CIDRs, by the peer's id."""
+    found = {}
+    within = tuple(cluster)
+    for peer in peers:
+        if peer.expired:
+            continue
+        claims = [Claim(prefix, peer.name) for prefix in _inside(peer.routes, within)]
+        if not claims and not peer.online:
+            claims = [claim._replace(remembered=True) for claim in before.get(peer.id, ())]
+        if claims:
+            found[peer.id] = claims
+    return found
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _inside(routes: tuple[str, ...], cluster: tuple[Prefix, ...]) -> tuple[Prefix, ...]:
+    found = []
+    for route in routes:
+        with contextlib.suppress(ValueError, OSError):
+            prefix = Prefix.parse(route)
+            if any(one.covers(prefix) for one in cluster):
+                found.append(prefix)
+    return tuple(found)
+
+
+def plan(claims: Iterable[Claim], own: Sequence[Prefix]) -> tuple[set[Prefix], tuple[Alarm, ...]]:
+    """Where routes should lead, and what is wrong with the claims."""
+    alarms, sound = [], []
+    for claim in claims:
+        if not any(one.overlaps(claim.prefix) for one in own):
+            sound.append(claim)
+        elif not claim.remembered:
+            mine = next(one for one in own if one.overlaps(claim.prefix))
+            alarms.append(
+                Alarm(
+                    "own-cidr",
+                    str(claim.prefix),
+                    ("this node", claim.peer),
+                    f"{claim.peer} serves {claim.prefix}, but {mine} is this node's own: take the "
+                    f"approval of {claim.prefix} from {claim.peer}, or give one of them another",
+                )
+            )
+    dropped, overlaps = _overlaps(sound)
+    return {claim.prefix for claim in sound if claim not in dropped}, (*alarms, *overlaps)
+
+
+def _overlaps(claims: Iterable[Claim]) -> tuple[set[Claim], list[Alarm]]:
+    """Claims of offline peers that a peer has taken over, and alarms for the rest that overlap.
+
+    Sorted, a prefix stands right after those that cover it: one walk with a stack finds all.
+    """
+    dropped: set[Claim] = set()
+    clashes: dict[Claim, list[Claim]] = {}
+    covering: list[Claim] = []
+    for claim in sorted(claims):
+        while covering and not covering[-1].prefix.covers(claim.prefix):
+            covering.pop()
+        for other in covering:
+            if other.peer == claim.peer:
+                continue
+            if other.remembered != claim.remembered:
+                dropped.add(other if other.remembered else claim)
+            elif not claim.remembered:
+                clashes.setdefault(other, []).append(claim)
+        covering.append(claim)
+    return dropped, [_clash(outer, inner) for outer, inner in clashes.items()]
+
+
+def _clash(outer: Claim, inner: Sequence[Claim]) -> Alarm:
+    names = tuple(dict.fromkeys(claim.peer for claim in inner))
+    first = inner[0]
+    others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
+    return Alarm(
+        "overlap",
+        str(outer.prefix),
+        (outer.peer, *names),
+        f"{outer.peer} serves {outer.prefix}, and {first.peer} serves {first.prefix}{others}: "
+        "pods of one of them cannot be reached; give each node a pod CIDR of its own",
+    )
+
+
+class RouteManager:
+    """Keeps the kernel's routes as tailscaled's peers say they should be.
+
+    Made and started in the node's network namespace: its sockets stay in that one. Stopping leaves
+    all routes in place, and whoever starts next takes them over as they are.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        api: LocalApi,
+        *,
+        prefs: Optional[NodePrefs] = None,
+        interval: float = INTERVAL_SECONDS,
+        on_report: Optional[Callable[[Report], None]] = None,
+    ) -> None:
+        """With `prefs`, tailscaled is also kept advertising our CIDRs and accepting others'."""
+        self.mesh = mesh
+        self._api = api
+        self._prefs = prefs
+        self._interval = interval
+        self._on_report = on_report
+        self._kernel = RouteSocket()
+        self._lock = threading.Lock()
+        self._cluster, self._own = prefixes(mesh.cluster_cidrs), prefixes(mesh.own_cidrs)
+        self._gateways, self._sources = packed(mesh.gateways), packed(mesh.sources)
+        self._claims: Optional[dict[str, list[Claim]]] = None  # None: not heard of any yet
+        self._heard: tuple[Condition, ...] = ()
+        self._settled: set[object] = set()
+        self._calm: Optional[tuple[_View, tuple[Alarm, ...]]] = None
+        self._link: Optional[Link] = None
+        self._asked_at = 0.0
+        self._ask_again_at = 0.0
+        self._stale = True
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._bus: Optional[Bus] = None
+        self._bus_problem = ""
+        self._bell: Optional[socket.socket] = None
+
+    def reconcile(self, ask: bool = True) -> Report:
+        """One pass. Without `ask`, by what tailscaled said last. Never raises what a later pass may
+        find mended: it is in the conditions."""
+        with self._lock:
+            if ask:
+                self._hear()
+            try:
+                return self._put_right()
+            except (CniError, OSError) as problem:
+                return Report(conditions=(*self._heard, Condition("routes", False, str(problem))))
+
+    def remove_all(self) -> Report:
+        """For the uninstall: nothing of ours is left in the kernel."""
+        with self._lock:
+            rules = [rule for rule in self._kernel.rules() if self._is_ours(rule)]
+            routes = [r for r in self._kernel.routes(self.mesh.table) if _is_marked(r)]
+            requests = [delete_rule(rule) for rule in rules]
+            requests += [delete_route(route, self.mesh.table) for route in routes]
+            failures = self._kernel.send(requests)
+            if failures:
+                raise failures[0]
+            self._settled.clear()
+            self._calm = None
+            return Report(removed=(*rules, *routes))
+
+    def start(self) -> None:
+        self._stopping.clear()
+        self._stale = True
+        events = RouteEvents()
+        self._bell, doorstep = socket.socketpair()
+        self._bell.setblocking(False)
+        doorstep.setblocking(False)
+        self._bus = self._api.watch(STALE_SECONDS)
+        self._threads = [
+            threading.Thread(target=self._run, args=(events, doorstep), name="routes", daemon=True),
+            threading.Thread(target=self._listen, args=(self._bus,), name="bus", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the passes; the routes stay."""
+        self._stopping.set()
+        self._ring()
+        if self._bus is not None:
+            self._bus.close()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
+        if self._bell is not None:
+            self._bell.close()
+
+    def _hear(self) -> None:
+        """Ask tailscaled about its peers, and about how it stands with us."""
+        began = time.monotonic()
+        self._stale = False
+        try:
+            status = self._api.status()
+            if not status.running:
+                problem = f"tailscaled is not running but in the state {status.state}"
+                self._heard = (Condition("tailscale", False, problem),)
+                return
+            claims = claims_of(status.peers, self._cluster, self._claims or {})
+            if claims != self._claims:
+                self._claims, self._calm = claims, None
+            missing = [str(one) for one in self.mesh.own_cidrs if str(one) not in status.served]
+            self._heard = (
+                Condition("tailscale", True, f"{len(status.peers)} peers"),
+                Condition(
+                    "approved",
+                    not missing,
+                    f"Headscale has not approved {', '.join(missing)}" if missing else "",
+                ),
+            )
+            if self._prefs is not None:
+                self._heard += (self._tell_prefs(self._prefs),)
+        except CniError as problem:
+            self._heard = (Condition("tailscale", False, str(problem)),)
+        finally:
+            self._asked_at = time.monotonic()
+            # Thousands of peers take a while to read: then at most a tenth of the time goes there.
+            self._ask_again_at = self._asked_at + min(10 * (self._asked_at - began), 5.0)
+
+    def _tell_prefs(self, prefs: NodePrefs) -> Condition:
+        try:
+            changed = prefs.ensure(self.mesh.own_cidrs)
+        except (CniError, OSError) as problem:
+            return Condition("prefs", False, str(problem))
+        return Condition("prefs", True, "; ".join(changed))
+
+    def _put_right(self) -> Report:
+        mesh, kernel = self.mesh, self._kernel
+        table = kernel.table(mesh.table)
+        have_rules = set(kernel.rules())
+        link, conditions = self._look_at_link()
+        # Before the first pod there is no gateway address, and the kernel would refuse it.
+        sources = {f: one for f, one in self._sources.items() if kernel.is_local(one)}
+        view = _View(hash(tuple(table)), frozenset(have_rules), link, tuple(sources.items()))
+        if self._calm is not None and self._calm[0] == view:
+            return Report(alarms=self._calm[1], conditions=(*self._heard, *conditions, _ALL_THERE))
+
+        have = {route.key: route for route in map(read_route, table)}
+        wanted, alarms = self._wanted(have.values())
+        routes = self._routes(wanted, link, sources) if link is not None and link.up else []
+        rules = mesh.rules()
+
+        put: list[Entry] = [route for route in routes if have.get(route.key) != route]
+        put += [rule for rule in rules if rule not in have_rules]
+        good = {route.key for route in routes}
+        gone: list[Entry] = [
+            route
+            for key, route in have.items()
+            if _is_marked(route) and key not in good and (routes or route.dst not in wanted)
+        ]
+        gone += [rule for rule in have_rules - set(rules) if self._is_ours(rule)]
+
+        asked: list[tuple[Request, Entry]] = [(self._putting(entry), entry) for entry in put]
+        asked += [(self._deleting(entry), entry) for entry in gone]
+        failures = kernel.send([request for request, _ in asked])
+        refused = {id(failure.request) for failure in failures}
+        done = {id(entry) for request, entry in asked if id(request) not in refused}
+
+        self._calm = None if asked else (view, alarms)
+        before = {key[0] for key in have} | self._settled
+        self._settled = {route.dst for route in routes} | set(rules)
+        if not routes:
+            self._settled |= wanted
+        return Report(
+            added=tuple(e for e in put if id(e) in done and _name(e) not in before),
+            repaired=tuple(e for e in put if id(e) in done and _name(e) in before),
+            removed=tuple(e for e in gone if id(e) in done),
+            alarms=alarms,
+            conditions=(
+                *self._heard,
+                *conditions,
+                Condition("routes", False, str(failures[0])) if failures else _ALL_THERE,
+            ),
+        )
+
+    def _wanted(self, have: Iterable[Route]) -> tuple[set[Prefix], tuple[Alarm, ...]]:
+        """Until tailscaled has told us of its peers, what is there is what should be."""
+        if self._claims is not None:
+            return plan((one for those in self._claims.values() for one in those), self._own)
+        there = [Claim(route.dst, "") for route in have if _is_marked(route)]
+        sound = [one for one in there if any(c.covers(one.prefix) for c in self._cluster)]
+        return {
+            one.prefix for one in sound if not any(own.overlaps(one.prefix) for own in self._own)
+        }, ()
+
+    def _look_at_link(self) -> tuple[Optional[Link], tuple[Condition, ...]]:
+        name = self.mesh.interface
+        link = self._kernel.link(name)
+        if link is None:
+            problem = f"there is no interface {name}"
+            if self._link is not None and (now := self._kernel.link(index=self._link.number)):
+                problem = f"the interface {name} is called {now.name} now"
+            return None, (Condition("interface", False, problem),)
+        self._link = link
+        return link, (
+            Condition("interface", link.up, "" if link.up else f"the interface {name} is down"),
+        )
+
+    def _routes(
+        self, wanted: Iterable[Prefix], link: Link, sources: Mapping[int, bytes]
+    ) -> list[Route]:
+        mtu = self.mesh.mtu or 0
+        return [
+            tunnel_route(
+                prefix,
+                link.number,
+                self._gateways.get(prefix.family, b""),
+                sources.get(prefix.family, b""),
+                mtu,
+            )
+            for prefix in sorted(wanted)
+        ]
+
+    def _putting(self, entry: Entry) -> Request:
+        return put_route(entry, self.mesh.table) if isinstance(entry, Route) else add_rule(entry)
+
+    def _deleting(self, entry: Entry) -> Request:
+        if isinstance(entry, Route):
+            return delete_route(entry, self.mesh.table)
+        return delete_rule(entry)
+
+    def _is_ours(self, rule: Rule) -> bool:
+        return rule.priority in self._priorities
+
+    @property
+    def _priorities(self) -> frozenset[int]:
+        return frozenset({self.mesh.priority - 1, self.mesh.priority})
+
+    def _run(self, events: RouteEvents, doorstep: socket.socket) -> None:
+        with contextlib.closing(events), doorstep:
+            while not self._stopping.is_set():
+                report = self._pass()
+                if self._on_report is not None:
+                    with contextlib.suppress(Exception):  # a listener's mistake cuts nobody off
+                        self._on_report(report)
+                self._await_news(events, doorstep)
+
+    def _pass(self) -> Report:
+        try:
+            return self.reconcile(ask=self._should_ask())
+        except Exception as bug:  # the next pass may well succeed, and without passes nothing does
+            return Report(conditions=(Condition("routes", False, f"a bug in HeadCNI: {bug!r}"),))
+
+    def _should_ask(self) -> bool:
+        now = time.monotonic()
+        old = self._bus_problem or now - self._asked_at > STALE_SECONDS
+        return bool(self._stale or old) and now >= self._ask_again_at
+
+    def _await_news(self, events: RouteEvents, doorstep: socket.socket) -> None:
+        """Return when there is something to do, or at the next regular pass; and not before news
+        has stopped pouring in, within reason."""
+        until = time.monotonic() + self._interval
+        if self._stale:  # told again while we were busy, or not asked yet for want of time
+            until = min(until, max(self._ask_again_at, time.monotonic() + QUIET_SECONDS))
+        latest: Optional[float] = None
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now >= until:
+                return
+            select.select([events.fileno(), doorstep.fileno()], [], [], until - now)
+            rung = _drain(doorstep)
+            moved = events.matter(self._interest())
+            if not (rung or moved):
+                continue
+            now = time.monotonic()
+            latest = latest or now + PATIENCE_SECONDS
+            until = min(now + QUIET_SECONDS, latest)
+            if rung and not moved:
+                until = max(until, min(self._ask_again_at, now + 5.0))
+
+    def _interest(self) -> Interest:
+        return Interest(
+            self.mesh.table,
+            self._priorities,
+            self.mesh.interface,
+            self._link.number if self._link is not None else 0,
+            frozenset(self._sources.values()),
+            self._kernel.port,
+        )
+
+    def _listen(self, bus: Bus) -> None:
+        for note in bus:
+            lost = bool(note.problem) and not self._bus_problem
+            self._bus_problem = note.problem
+            if lost or note.fields & _TELLING:
+                self._stale = True
+                self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+
+
+def _is_marked(route: Route) -> bool:
+    return route.protocol == RTPROT_HEADCNI
+
+
+def _name(entry: Entry) -> object:
+    return entry.dst if isinstance(entry, Route) else entry
+
+
+def _drain(doorstep: socket.socket) -> bool:
+    rung = False
+    with contextlib.suppress(BlockingIOError):
+        while doorstep.recv(4096):
+            rung = True
+    return rung

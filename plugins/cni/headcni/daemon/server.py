@@ -1,0 +1,639 @@
+"""The verbs on a socket, with everything warm: what the shim hands over is run here.
+
+One thread listens and reads. Each call has a thread while it runs, since a verb enters the pod's
+network namespace and waits for the kernel. What is not a sound request of root's, of our own
+release and network namespace, is closed without an answer, and its shim runs the call itself. The
+same becomes of calls that have not begun when the daemon stops; those that have are answered.
+
+    python3 -m headcni.daemon.server --socket /run/headcni/cni.sock
+
+serves without the rest of the daemon, and shows each call: for debugging, and for tests.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Optional
+
+from .. import __version__, verbs
+from ..datapath.netlink import Netlink
+from ..errors import STORE, CniError
+from ..exec import MAX_NESTING, NESTING, steps
+from ..ipam import plugin as ipam
+from ..ipam.allocate import Ipam
+from ..shim import NETNS, SOCKET
+from ..store import DATA_DIR, Store
+from . import protocol
+
+BACKLOG = 256
+MAX_READING = 128
+MAX_CALLS = 256  # begun or waiting; a shim whose call is one too many runs it itself
+THREADS = 16  # for each depth of nesting, started when they are needed
+READ_SECONDS = 5.0
+SEND_SECONDS = 5.0
+PAUSE_SECONDS = 0.2  # before accepting again, when there was no file descriptor left
+STORES_KEPT = 8
+THREAD_NETNS = "/proc/thread-self/ns/net"
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+
+Log = Callable[[str], None]
+
+
+class Served(NamedTuple):
+    """A call that was answered. The first of the phases is "wait", for a thread."""
+
+    verb: str
+    outcome: verbs.Outcome
+    seconds: float  # of the verb
+    response: float  # from the whole request to its answer
+    phases: Mapping[str, float]
+
+
+OnCall = Callable[[Served], None]
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class CniServer:
+    """Serves from start() to stop(), once."""
+
+    def __init__(
+        self,
+        socket_path: str = os.fsdecode(SOCKET),
+        data_dir: str = DATA_DIR,
+        version: str = __version__,
+        on_call: Optional[OnCall] = None,
+        log: Log = to_stderr,
+    ) -> None:
+        """`data_dir` is opened at the start; a call whose configuration names another gets that."""
+        self.socket_path = socket_path
+        self.version = version
+        self._data_dir = data_dir
+        self._on_call = on_call
+        self._log = log
+        self._home = os.readlink(NETNS)
+        self._stores = _Stores()
+        self._calls = _Calls(self._serve)
+        self._door = _Door(socket_path, self._take, log)
+
+    def start(self) -> None:
+        """Listen. OSError if the socket cannot be made, or another daemon has it."""
+        try:
+            self._stores.get(self._data_dir)
+        except CniError as problem:  # each call will say so, and the daemon has other work, too
+            self._log(f'msg="the store cannot be used" error="{problem}"')
+        self._door.open()
+
+    def stop(self, limit: float = 30.0) -> bool:
+        """Take no more calls and finish those that have begun; false if some outlast the limit.
+
+        Those stay connected until the process ends: were they closed, their shims would run them a
+        second time beside us.
+        """
+        self._door.close()
+        finished = self._calls.finish(limit)
+        if finished:
+            self._stores.close()
+        self._door.give_up_the_path()
+        return finished
+
+    def is_alive(self) -> bool:
+        return self._door.is_alive()
+
+    @property
+    def calls(self) -> int:
+        """How many are at work or wait, just now."""
+        return self._calls.count
+
+    def _take(self, connection: socket.socket, message: bytes, netns_fd: Optional[int]) -> None:
+        """A whole message has come. Is it a call for us?"""
+        try:
+            request = protocol.parse(message)
+            if request.release != self.version:
+                raise protocol.Malformed(f"it is of release {request.release}, not {self.version}")
+            if request.netns != self._home:
+                raise protocol.Malformed("its caller is in another network namespace")
+            if request.is_ipam and ipam.means_its_own_folder(request.stdin):
+                raise protocol.Malformed("its dataDir means something only to its caller")
+        except protocol.Malformed as problem:
+            self._log(f'msg="a call was left to its shim" reason="{problem}"')
+            _close(connection, netns_fd)
+            return
+        call = _Call(request, connection, netns_fd)
+        if not self._calls.begin(call):
+            call.close()
+
+    def _serve(self, call: _Call, worker: _Worker) -> None:
+        if call.is_abandoned():  # the runtime has ended its shim: nobody wants this any more
+            return
+        try:
+            worker.prepare()
+        except OSError as problem:
+            self._log(f'msg="a call was left to its shim" reason="no netlink: {problem}"')
+            return
+        env = call.request.env
+        began = time.monotonic()
+        verb = env.get("CNI_COMMAND", "")
+        if call.request.is_ipam:
+            verb = f"IPAM-{verb}"
+            failed, output = ipam.run(env, call.request.stdin)
+            outcome = verbs.Outcome(json.loads(output)["code"] if failed else 0, output)
+        else:
+            outcome = verbs.run(env, call.request.stdin, call.netns_fd, self._opener(worker))
+        took = time.monotonic() - began
+        with suppress(OSError):  # its shim was ended meanwhile; the runtime will send a DEL
+            call.answer(outcome.exit_code, outcome.output)
+        response = time.monotonic() - call.arrived
+        phases = {"wait": began - call.arrived, **outcome.phases}
+        self._report(Served(verb, outcome, took, response, phases))
+
+    def _report(self, served: Served) -> None:
+        if self._on_call is None:
+            return
+        try:
+            self._on_call(served)
+        except Exception as problem:  # whatever it is, the pod has its network
+            self._log(f'msg="on_call failed" error="{type(problem).__name__}: {problem}"')
+
+    def _opener(self, worker: _Worker) -> verbs.Opener:
+        @contextmanager
+        def warm(data_dir: str) -> Iterator[verbs.Node]:
+            store = self._stores.get(data_dir)
+            try:
+                yield verbs.Node(store, Ipam(store), worker.kernel)
+            except Exception as problem:  # a process of its own would begin anew: so do we
+                worker.renew()
+                if not isinstance(problem, CniError) or problem.code == STORE:
+                    self._stores.drop(data_dir)
+                raise
+
+        return warm
+
+
+def _close(connection: socket.socket, fd: Optional[int]) -> None:
+    connection.close()
+    if fd is not None:
+        os.close(fd)
+
+
+class _Call:
+    """One request, from the moment that it is whole."""
+
+    def __init__(
+        self, request: protocol.Request, connection: socket.socket, netns_fd: Optional[int]
+    ) -> None:
+        self.request = request
+        self.connection = connection
+        self.netns_fd = netns_fd
+        self.arrived = time.monotonic()
+        self.depth = min(len(steps(request.env)), MAX_NESTING)
+        # What no two calls may be at work on: a runtime that has given up on an ADD sends a DEL
+        # while we may still be at it. A headcni in a chain of ours is called while the outer one
+        # is at work on the same container, so the chain is part of it. GC and STATUS have none.
+        names = ("CNI_CONTAINERID", "CNI_IFNAME", NESTING)
+        self.subject = (request.program, *(request.env.get(name, "") for name in names))
+
+    def is_abandoned(self) -> bool:
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def answer(self, exit_code: int, output: bytes) -> None:
+        self.connection.settimeout(SEND_SECONDS)
+        self.connection.sendall(protocol.answer(exit_code, output))
+        self.connection.close()
+
+    def close(self) -> None:
+        _close(self.connection, self.netns_fd)
+        self.netns_fd = None
+
+
+class _Lane:
+    """The calls of one depth of nesting, and the threads that they have."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.ready: deque[_Call] = deque()
+        self.came = threading.Condition(lock)
+        self.idle = 0
+        self.threads = 0
+
+
+class _Calls:
+    """Calls in their threads: so many at once, and of one container one after the other.
+
+    A chain of ours may call headcni, whose shim comes back here while the outer call has a thread.
+    So each depth has threads of its own: a call waits only for deeper ones, and depth has an end.
+    """
+
+    def __init__(self, serve: Callable[[_Call, _Worker], None]) -> None:
+        self._serve = serve
+        self._lock = threading.RLock()
+        self._lanes = [_Lane(self._lock) for _ in range(MAX_NESTING + 1)]
+        self._behind: dict[tuple[str, ...], deque[_Call]] = {}  # who waits for a subject at work
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self.count = 0
+
+    def begin(self, call: _Call) -> bool:
+        """False if there are too many, or we are stopping."""
+        with self._lock:
+            if self._stopping or self.count >= MAX_CALLS:
+                return False
+            self.count += 1
+            if call.subject[0] and call.subject in self._behind:
+                self._behind[call.subject].append(call)
+                return True
+            if call.subject[0]:
+                self._behind[call.subject] = deque()
+            self._make_ready(call)
+            return True
+
+    def finish(self, limit: float) -> bool:
+        """Hand back what has not begun, and see the rest through."""
+        deadline = time.monotonic() + limit
+        with self._lock:
+            self._stopping = True
+            for calls in (*(lane.ready for lane in self._lanes), *self._behind.values()):
+                self.count -= len(calls)
+                for call in calls:
+                    call.close()
+                calls.clear()
+            for lane in self._lanes:
+                lane.came.notify_all()
+            threads = self._threads
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _make_ready(self, call: _Call) -> None:
+        lane = self._lanes[call.depth]
+        lane.ready.append(call)
+        if lane.idle >= len(lane.ready):
+            lane.came.notify()
+        else:
+            self._hire(lane)
+
+    def _hire(self, lane: _Lane) -> None:
+        if lane.threads == THREADS:
+            return
+        # As a daemon: one that outlasts stop() must not keep the process from ending.
+        thread = threading.Thread(target=self._work, args=(lane,), name="cni", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the process may have no more; others will come to it, if there are
+            while lane.ready and not lane.threads:
+                call = lane.ready.popleft()
+                call.close()
+                self._finished(call)
+            return
+        lane.threads += 1
+        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+
+    def _work(self, lane: _Lane) -> None:
+        worker = _Worker()
+        try:
+            while worker.is_at_home():
+                call = self._next(lane)
+                if call is None:
+                    return
+                try:
+                    self._serve(call, worker)
+                finally:
+                    call.close()
+                    self._finished(call)
+        finally:
+            worker.close()
+            with self._lock:
+                lane.threads -= 1
+                if lane.ready and not lane.idle:
+                    self._hire(lane)
+
+    def _next(self, lane: _Lane) -> Optional[_Call]:
+        with self._lock:
+            lane.idle += 1
+            lane.came.wait_for(lambda: self._stopping or bool(lane.ready))
+            lane.idle -= 1
+            return lane.ready.popleft() if lane.ready else None
+
+    def _finished(self, call: _Call) -> None:
+        with self._lock:
+            self.count -= 1
+            if not call.subject[0]:
+                return
+            waiting = self._behind[call.subject]
+            if waiting:
+                self._make_ready(waiting.popleft())
+            else:
+                del self._behind[call.subject]
+
+
+class _Worker:
+    """What a thread keeps between calls: netlink, in the node's own network namespace."""
+
+    def __init__(self) -> None:
+        self._home = os.stat(THREAD_NETNS)
+        self._kernel: Optional[Netlink] = None
+
+    def prepare(self) -> None:
+        if self._kernel is None:
+            self._kernel = Netlink()
+
+    @property
+    def kernel(self) -> Netlink:
+        assert self._kernel is not None
+        return self._kernel
+
+    def renew(self) -> None:
+        """After a failure: answers to what was asked may still be under way."""
+        self.close()
+        self._kernel = None
+
+    def is_at_home(self) -> bool:
+        """False if it could not come back from a pod's namespace: it must not go on there."""
+        return os.path.samestat(self._home, os.stat(THREAD_NETNS))
+
+    def close(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+
+
+class _Stores:
+    """The stores in use, kept open: one, on a node with one network."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, Store] = {}
+
+    def get(self, data_dir: str) -> Store:
+        with self._lock:
+            store = self._open.get(data_dir)
+            if store is None:
+                store = Store.in_directory(data_dir)
+                while len(self._open) >= STORES_KEPT:
+                    del self._open[next(iter(self._open))]
+                self._open[data_dir] = store
+            return store
+
+    def drop(self, data_dir: str) -> None:
+        """Have it opened anew; it closes by itself when the last call lets go of it."""
+        with self._lock:
+            self._open.pop(data_dir, None)
+
+    def close(self) -> None:
+        with self._lock:
+            for store in self._open.values():
+                store.close()
+            self._open.clear()
+
+
+class _Incoming:
+    """A connection whose message has not come whole."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.received = bytearray()
+        self.netns_fd: Optional[int] = None
+        self.deadline = time.monotonic() + READ_SECONDS
+
+    def read(self) -> bool:
+        """What has arrived; false at its end."""
+        data, ancillary, _, _ = self.connection.recvmsg(
+            65536, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, body in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                for fd in array.array("i", body[: len(body) - len(body) % 4]):
+                    if self.netns_fd is None:
+                        self.netns_fd = fd
+                    else:
+                        os.close(fd)
+        self.received += data
+        return bool(data)
+
+
+class _Door:
+    """The socket, and the thread that reads requests from it."""
+
+    def __init__(
+        self,
+        path: str,
+        take: Callable[[socket.socket, bytes, Optional[int]], None],
+        log: Log,
+    ) -> None:
+        self._path = path
+        self._take = take
+        self._log = log
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._claim = -1
+        self._bell, self._button = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._incoming: dict[int, _Incoming] = {}  # oldest first, so the nearest deadline is first
+        self._paused_until = 0.0
+        self._accepting = False
+        self._closing = False
+        self._inode = 0
+        self._thread = threading.Thread(target=self._watch, name="cni-door", daemon=True)
+
+    def open(self) -> None:
+        os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+        self._claim_the_path()
+        # Put in place only when it listens, with its mode: no shim ever finds half of one, nor one
+        # that refuses where a daemon that was killed has left its own.
+        unfinished = self._path + ".new"
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        self._listener.bind(unfinished)
+        os.chmod(unfinished, 0o600)
+        self._listener.listen(BACKLOG)
+        self._inode = os.stat(unfinished).st_ino
+        os.rename(unfinished, self._path)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more requests; those that are not whole are closed."""
+        if self._thread.ident is None:
+            return
+        self._closing = True
+        self._button.send(b"\0")
+        self._thread.join()
+        self._bell.close()
+        self._button.close()
+
+    def give_up_the_path(self) -> None:
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _claim_the_path(self) -> None:
+        """Two daemons would take calls from each other; a lock, unlike a file, dies with us."""
+        self._claim = os.open(self._path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.give_up_the_path()
+            raise OSError(
+                errno.EADDRINUSE, "another headcni-daemon is listening there", self._path
+            ) from None
+
+    def _watch(self) -> None:
+        try:
+            while not self._closing:
+                self._accept_or_pause()
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.data is not None:
+                        self._read(key.data)
+                self._drop_the_slow()
+        finally:
+            self._shut()
+
+    def _accept_or_pause(self) -> None:
+        wanted = len(self._incoming) < MAX_READING and time.monotonic() >= self._paused_until
+        if wanted and not self._accepting:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif self._accepting and not wanted:
+            self._selector.unregister(self._listener)
+        self._accepting = wanted
+
+    def _patience(self) -> Optional[float]:
+        """Until something has to be done though nothing has come; None while all is quiet."""
+        now = time.monotonic()
+        due = [incoming.deadline for incoming in list(self._incoming.values())[:1]]
+        if self._paused_until > now:
+            due.append(self._paused_until)
+        return max(0.0, min(due) - now) if due else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as problem:
+            self._log(f'msg="no call can be taken just now" error="{problem.strerror}"')
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            return
+        pid, uid, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != 0:
+            self._log(f'msg="a caller was refused" reason="it is not root" uid={uid} pid={pid}')
+            connection.close()
+            return
+        connection.setblocking(False)
+        incoming = _Incoming(connection)
+        self._incoming[connection.fileno()] = incoming
+        self._selector.register(connection, selectors.EVENT_READ, incoming)
+        self._read(incoming)  # most often all of it is there
+
+    def _read(self, incoming: _Incoming) -> None:
+        try:
+            goes_on = incoming.read()
+            whole = protocol.whole(incoming.received)
+        except BlockingIOError:
+            return
+        except OSError:
+            goes_on, whole = False, None
+        except protocol.Malformed as problem:
+            self._log(f'msg="a connection was closed" reason="no request: {problem}"')
+            goes_on, whole = False, None
+        if not goes_on:
+            self._drop(incoming)
+        elif whole == len(incoming.received):
+            self._forget(incoming)
+            self._take(incoming.connection, bytes(incoming.received), incoming.netns_fd)
+
+    def _drop_the_slow(self) -> None:
+        now = time.monotonic()
+        for incoming in list(self._incoming.values()):
+            if incoming.deadline > now:
+                return
+            self._log(
+                'msg="a connection was closed" '
+                f'reason="its request was not whole within {READ_SECONDS:g} s"'
+            )
+            self._drop(incoming)
+
+    def _forget(self, incoming: _Incoming) -> None:
+        del self._incoming[incoming.connection.fileno()]
+        self._selector.unregister(incoming.connection)
+
+    def _drop(self, incoming: _Incoming) -> None:
+        self._forget(incoming)
+        _close(incoming.connection, incoming.netns_fd)
+
+    def _shut(self) -> None:
+        with suppress(OSError):  # it is gone, or another daemon's by now
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+        for incoming in list(self._incoming.values()):
+            self._drop(incoming)
+        self._listener.close()
+        self._selector.close()
+
+
+def _shown(served: Served) -> None:
+    took = " ".join(f"{name}={1000 * value:.2f}" for name, value in served.phases.items())
+    outcome = served.outcome
+    name = outcome.network.name if outcome.network else ""
+    to_stderr(
+        f"verb={served.verb} network={name} pod={outcome.pod} code={outcome.code} "
+        f"ms={1000 * served.seconds:.2f} {took}"
+    )
+
+
+def main() -> int:
+    import argparse
+    import signal
+
+    parser = argparse.ArgumentParser(
+        prog="headcni.daemon.server", description="Serve CNI calls, and show each one on stderr."
+    )
+    parser.add_argument("--socket", default=os.fsdecode(SOCKET), help="where (%(default)s)")
+    parser.add_argument("--data-dir", default=DATA_DIR, help="its store (%(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=30.0, help="seconds to stop in (%(default)s)"
+    )
+    args = parser.parse_args()
+    # A signal may be delivered to any thread, and Python runs its handler in this one, when it next
+    # runs at all. Only the wake-up descriptor is written to at once.
+    over, end = os.pipe()
+    os.set_blocking(end, False)
+    signal.set_wakeup_fd(end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server = CniServer(args.socket, args.data_dir, on_call=_shown)
+    try:
+        server.start()
+    except OSError as problem:
+        to_stderr(f"{parser.prog}: {problem}")
+        return 1
+    to_stderr(f"listening={args.socket} release={server.version}")
+    os.read(over, 1)
+    return 0 if server.stop(args.limit) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

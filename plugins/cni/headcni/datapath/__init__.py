@@ -1,0 +1,1 @@
+"""What HeadCNI does to the kernel: links, addresses, routes, qdiscs and one nft table."""

@@ -1,0 +1,271 @@
+"""A pod's cable: a veth pair, on the bridge or routed, with its addresses and routes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+
+from ..errors import INTERNAL, KERNEL_LACKS, CniError
+from ..model import Address, LeasedAddress, NetworkConfig, Owner, Route
+from . import netns, rtnl
+from .netlink import KernelError, Netlink, Request, attribute
+
+SYSFS = "/sys/class/net"
+RTM_GETROUTE = 26
+RTM_F_FIB_MATCH = 0x2000
+RTN_LOCAL = 2
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Both ends of a pod's veth pair, as they are wired up."""
+
+    host: str
+    host_mac: str
+    alias: str
+    pod: str
+    pod_mac: str
+    addresses: tuple[LeasedAddress, ...]
+    routes: tuple[Route, ...]
+
+
+def host_name(owner: Owner) -> str:
+    """The host's end, named after its owner: a DEL that knows nothing else still finds it."""
+    return f"hc{_digest(owner)[:11]}"
+
+
+def alias_of(owner: Owner) -> str:
+    """What `ip link` shows beside the host's end, and by which GC knows whose it is."""
+    return f"headcni {owner.network} {owner.container_id} {owner.ifname}"
+
+
+def links_of(network: str) -> dict[str, Owner]:
+    """The host's ends of a network's pods, by name, as the kernel has them."""
+    found = {}
+    for name in os.listdir(SYSFS):
+        if not name.startswith("hc"):
+            continue
+        try:
+            with open(f"{SYSFS}/{name}/ifalias", encoding="utf-8") as file:
+                words = file.read().split()
+        except OSError:
+            continue
+        if len(words) == 4 and words[:2] == ["headcni", network]:
+            found[name] = Owner(*words[1:])
+    return found
+
+
+def _digest(owner: Owner) -> str:
+    text = "\0".join((owner.network, owner.container_id, owner.ifname))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mac_of(address: Address) -> str:
+    """Made from the address: a neighbour that remembers a pod's predecessor is still right."""
+    packed = address.packed
+    tail = packed if len(packed) == 4 else hashlib.sha256(packed).digest()[:4]
+    return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + tail)
+
+
+def plan(network: NetworkConfig, owner: Owner, leased: Sequence[LeasedAddress]) -> Cable:
+    """What the pod will have, from its configuration and its lease alone."""
+    routed = network.datapath == "routed"
+    addresses = tuple(
+        LeasedAddress(one.address, one.address.max_prefixlen, one.gateway) if routed else one
+        for one in leased
+    )
+    digest = _digest(owner)
+    host_mac = ":".join(("0e", *(digest[i : i + 2] for i in range(11, 21, 2))))
+    return Cable(
+        host=host_name(owner),
+        host_mac=host_mac,
+        alias=alias_of(owner),
+        pod=owner.ifname,
+        pod_mac=network.mac or mac_of(leased[0].address),
+        addresses=addresses,
+        routes=_routes(network, leased),
+    )
+
+
+def _routes(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Route, ...]:
+    """The configured routes with their gateways filled in, and a default route for each family."""
+    gateways = {one.address.version: one.gateway for one in leased if one.gateway is not None}
+    found = []
+    for route in network.ipam.routes:
+        gateway = route.gateway or gateways.get(route.dst.version)
+        if any(one.address.version == route.dst.version for one in leased):
+            found.append(Route(route.dst, gateway, route.mtu, route.advmss, route.priority))
+    if network.default_route:
+        have = {route.dst.version for route in found if route.dst.prefixlen == 0}
+        for version, gateway in gateways.items():
+            if version not in have:
+                found.append(Route(ip_network("0.0.0.0/0" if version == 4 else "::/0"), gateway))
+    return tuple(found)
+
+
+def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int) -> None:
+    """Make it so. On failure nothing of the pair is left; the bridge stays, others use it."""
+    _prepare_host(kernel, network, cable)
+    if kernel.index(cable.host):
+        kernel.do([rtnl.delete_link(cable.host)])  # an ADD that was killed left it
+    bridge = 0 if network.datapath == "routed" else kernel.index(network.bridge)
+    try:
+        kernel.do(_pair(network, cable, pod_netns, bridge))
+    except KernelError as problem:
+        kernel.do([rtnl.delete_link(cable.host)])
+        if problem.errno == errno.EEXIST:
+            raise CniError(
+                INTERNAL,
+                f"the pod has an interface {cable.pod} already, which HeadCNI did not make",
+                "choose another CNI_IFNAME, or remove it",
+            ) from None
+        raise
+    try:
+        _finish_host(kernel, network, cable)
+        with netns.entered(pod_netns), Netlink() as inside:
+            _finish_pod(inside, network, cable)
+    except BaseException:
+        kernel.do([rtnl.delete_link(cable.host)])
+        raise
+
+
+def disconnect(kernel: Netlink, host: str) -> None:
+    """Delete the host's end; the pod's end, its routes and its qdiscs go with it."""
+    if kernel.index(host):
+        kernel.do([rtnl.delete_link(host)])
+
+
+def _prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
+    """What all pods of the node share. Each part is made if it is missing, so the first pod's ADD
+    and any later one are the same code."""
+    netns.write_sysctl("net/ipv4/ip_forward", "1")
+    if any(one.address.version == 6 for one in cable.addresses):
+        if netns.read_sysctl("net/ipv6/conf/all/forwarding") is None:
+            raise CniError(
+                KERNEL_LACKS,
+                "the pod is to have an IPv6 address, but this kernel has no IPv6",
+                "boot without ipv6.disable=1, or take the IPv6 range out of the configuration",
+            )
+        netns.write_sysctl("net/ipv6/conf/all/forwarding", "1")
+    if network.datapath == "routed":
+        kernel.do(rtnl.unreachable(cidr) for cidr in network.pod_cidrs)
+        return
+    index = kernel.index(network.bridge)
+    if not index:
+        kernel.do([rtnl.new_bridge(network.bridge, network.mtu, _bridge_mac(network, cable))])
+        netns.write_sysctl(f"net/ipv6/conf/{network.bridge}/accept_ra", "0")
+        index = kernel.index(network.bridge)
+    kernel.do(
+        [rtnl.link_up(network.bridge)]
+        + [
+            rtnl.new_address(index, one.gateway, one.prefixlen, network.bridge)
+            for one in cable.addresses
+            if one.gateway is not None
+        ]
+    )
+
+
+def _bridge_mac(network: NetworkConfig, cable: Cable) -> str:
+    gateways = [one.gateway for one in cable.addresses if one.gateway is not None]
+    if gateways:
+        return mac_of(gateways[0])
+    digest = hashlib.sha256(network.bridge.encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + digest[:4])
+
+
+def _pair(network: NetworkConfig, cable: Cable, pod_netns: int, bridge: int) -> list[Request]:
+    pair = rtnl.new_veth(
+        cable.host, cable.pod, pod_netns, network.mtu, cable.host_mac, cable.pod_mac, bridge
+    )
+    hairpin = network.hairpin if bridge else None
+    return [pair, rtnl.finish_host_end(cable.host, cable.alias, hairpin)]
+
+
+def _finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
+    requests: list[Request] = []
+    shaped = bool(network.bandwidth.ingress_rate)
+    index = kernel.index(cable.host) if shaped or network.datapath == "routed" else 0
+    if network.datapath == "routed":
+        netns.write_sysctl(f"net/ipv6/conf/{cable.host}/accept_ra", "0")
+        for one in cable.addresses:
+            gateway = one.gateway
+            if gateway is not None:
+                requests.append(rtnl.new_address(index, gateway, gateway.max_prefixlen, cable.host))
+            requests.append(rtnl.new_route(ip_network(one.address), index, source=gateway))
+    requests += rtnl.shaping(network.bandwidth, index, "ingress")
+    _do(kernel, requests)
+
+
+def _finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
+    # No router speaks on a pod's link; a neighbour that pretends to be one is not listened to.
+    netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/accept_ra", "0")
+    if any(one.address.version == 6 for one in cable.addresses):
+        netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/disable_ipv6", "0")
+    index = inside.index(cable.pod)
+    requests = [rtnl.link_up("lo"), rtnl.link_up(cable.pod)]
+    requests += [
+        rtnl.new_address(index, one.address, one.prefixlen, cable.pod) for one in cable.addresses
+    ]
+    if network.datapath == "routed":
+        gateways = {one.gateway for one in cable.addresses if one.gateway is not None}
+        requests += [
+            rtnl.new_route(ip_network(gateway), index, protocol=rtnl.RTPROT_STATIC)
+            for gateway in gateways
+        ]
+    requests += [
+        rtnl.new_route(
+            route.dst,
+            index,
+            route.gateway,
+            mtu=route.mtu,
+            advmss=route.advmss,
+            priority=route.priority,
+            protocol=rtnl.RTPROT_STATIC,
+        )
+        for route in cable.routes
+    ]
+    requests += rtnl.shaping(network.bandwidth, index, "egress")
+    _do(inside, requests)
+
+
+def _do(kernel: Netlink, requests: list[Request]) -> None:
+    try:
+        kernel.do(requests)
+    except KernelError as problem:
+        if problem.request.type == rtnl.RTM_NEWQDISC and problem.errno == errno.ENOENT:
+            raise CniError(
+                KERNEL_LACKS,
+                "the pod's bandwidth is to be limited, but this kernel has no tbf",
+                "load sch_tbf (modprobe sch_tbf), or take the bandwidth annotation off the pod",
+            ) from None
+        raise
+
+
+def address_in_use(kernel: Netlink) -> Callable[[Address], bool]:
+    """Asks whether the node has an address itself or a route to just that one."""
+
+    def asked(address: Address) -> bool:
+        bits = address.max_prefixlen
+        body = struct.pack(
+            "=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH
+        )
+        body += attribute(rtnl.RTA_DST, address.packed)
+        question = Request(RTM_GETROUTE, 0, body, f"look up {address}")
+        try:
+            answer = kernel.ask(question)
+        except KernelError as problem:
+            if problem.errno in _NO_ROUTE:
+                return False
+            raise
+        if answer is None:
+            return False
+        length, kind = answer[1], answer[7]
+        return kind == RTN_LOCAL or length == bits
+
+    return asked

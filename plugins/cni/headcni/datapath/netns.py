@@ -1,0 +1,80 @@
+"""Being in another network namespace for a moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Optional
+
+from ..errors import NETNS_GONE, CniError
+
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _setns(fd: int) -> None:
+    if _libc.setns(fd, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def opened(path: str, given: Optional[int] = None) -> Iterator[int]:
+    """A descriptor of the pod's namespace. A path that is there but is no namespace is no pod.
+
+    `given` is one that the caller has of it already: it is used in place of the path.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if given is None else os.dup(given)
+    except OSError as problem:
+        raise CniError(
+            NETNS_GONE,
+            f"the pod's network namespace {path} cannot be opened",
+            problem.strerror or "",
+        ) from None
+    try:
+        if os.stat(fd).st_dev != os.stat("/proc/self/ns/net").st_dev:
+            raise CniError(
+                NETNS_GONE, f"{path} is not a network namespace", "the pod was probably removed"
+            )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_our_own(fd: int) -> bool:
+    """True for the node's own namespace: a host-network pod, which is none of our business."""
+    return os.path.samestat(os.stat(fd), os.stat("/proc/thread-self/ns/net"))
+
+
+@contextmanager
+def entered(fd: int) -> Iterator[None]:
+    """The calling thread, and it alone, is in that namespace inside the block."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _setns(fd)
+        try:
+            yield
+        finally:
+            _setns(home)
+    finally:
+        os.close(home)
+
+
+def read_sysctl(path: str) -> Optional[str]:
+    """None where the kernel does not have it."""
+    try:
+        with open(f"/proc/sys/{path}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def write_sysctl(path: str, value: str) -> None:
+    """Write it unless it is so already; a kernel without it is left in peace."""
+    if read_sysctl(path) in (None, value):
+        return
+    with suppress(FileNotFoundError), open(f"/proc/sys/{path}", "w", encoding="ascii") as file:
+        file.write(value)

@@ -1,0 +1,129 @@
+"""nftables: libnftables in this process to change rules, one netlink question to look at them."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from ..errors import KERNEL, KERNEL_LACKS, CniError
+from .netlink import NETLINK_NETFILTER, KernelError, Netlink, Request, attributes, text
+
+LIBRARY = "libnftables.so.1"
+NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE = 10, 1
+NFPROTO_INET = 1
+NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
+UDATA_COMMENT = 0
+OUTPUT_JSON = 1 << 4
+
+_lock = threading.Lock()  # libnftables keeps state of its own between calls
+_context: Optional[tuple[Any, Any]] = None
+
+
+def run(commands: str) -> None:
+    """All of the commands in one transaction: the kernel takes them all or none."""
+    with _lock:
+        library, context = _open()
+        if library.nft_run_cmd_from_buffer(context, commands.encode()) != 0:
+            said = library.nft_ctx_get_error_buffer(context).decode(errors="replace")
+            raise CniError(KERNEL, "nftables refused a change", " ".join(said.split())[:500])
+
+
+def map_elements(table: str, names: Sequence[str]) -> dict[tuple[str, str], str]:
+    """What the maps of an inet table hold: (map, key) → value, as `add element` would take them."""
+    import json
+
+    with _lock:
+        library, context = _open()
+        library.nft_ctx_output_set_flags(context, OUTPUT_JSON)
+        try:
+            found = library.nft_run_cmd_from_buffer(context, f"list table inet {table}".encode())
+            listed = library.nft_ctx_get_output_buffer(context) if found == 0 else b"{}"
+        finally:
+            library.nft_ctx_output_set_flags(context, 0)
+    elements = {}
+    for item in json.loads(listed).get("nftables", ()):
+        holder = item.get("map", {})
+        for key, value in holder.get("elem", ()) if holder.get("name") in names else ():
+            elements[holder["name"], _spelt(key)] = _spelt(value)
+    return elements
+
+
+def _spelt(value: Any) -> str:
+    return " . ".join(map(str, value["concat"]))
+
+
+def _open() -> tuple[Any, Any]:
+    global _context
+    if _context is None:
+        library = _load()
+        _context = (library, _new_context(library))
+    return _context
+
+
+def _load() -> Any:
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise CniError(
+            KERNEL_LACKS,
+            f"{LIBRARY} is not on this node, and masquerading and host ports need it",
+            "install the package nftables",
+        ) from None
+    library.nft_ctx_new.restype = ctypes.c_void_p
+    library.nft_ctx_get_error_buffer.restype = ctypes.c_char_p
+    library.nft_ctx_get_output_buffer.restype = ctypes.c_char_p
+    for name in ("get_error_buffer", "get_output_buffer", "buffer_error", "buffer_output", "free"):
+        getattr(library, f"nft_ctx_{name}").argtypes = [ctypes.c_void_p]
+    library.nft_ctx_output_set_flags.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+    library.nft_run_cmd_from_buffer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    return library
+
+
+def _new_context(library: Any) -> Any:
+    context = library.nft_ctx_new(0)
+    library.nft_ctx_buffer_error(context)
+    library.nft_ctx_buffer_output(context)
+    return context
+
+
+def table_comment(name: str) -> Optional[str]:
+    """The comment of an inet table; None if there is no such table."""
+    kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE
+    body = struct.pack("=BBH", NFPROTO_INET, 0, socket.htons(0)) + text(NFTA_TABLE_NAME, name)
+    try:
+        with Netlink(NETLINK_NETFILTER) as kernel:
+            answer = kernel.ask(Request(kind, 0, body, f"look at the nft table {name}"))
+    except (KernelError, OSError) as problem:
+        raise CniError(
+            KERNEL_LACKS, "this kernel has no nftables", f"{problem}; HeadCNI needs nf_tables"
+        ) from problem
+    if answer is None:
+        return None
+    for attribute, value in attributes(answer[4:]):
+        if attribute == NFTA_TABLE_USERDATA and value[:1] == bytes([UDATA_COMMENT]):
+            return value[2 : 2 + value[1]].rstrip(b"\0").decode(errors="replace")
+    return ""
+
+
+def run_here(commands: str, as_json: bool = False) -> str:
+    """Like `run`, in the network namespace that the calling thread is in, with nft's answer.
+
+    A context's socket stays in the namespace that it was opened in, so this has one of its own.
+    """
+    with _lock:
+        library = _load()
+        context = _new_context(library)
+        try:
+            if as_json:
+                library.nft_ctx_output_set_flags(context, OUTPUT_JSON)
+            if library.nft_run_cmd_from_buffer(context, commands.encode()) != 0:
+                said = library.nft_ctx_get_error_buffer(context).decode(errors="replace")
+                raise CniError(KERNEL, "nftables refused a change", " ".join(said.split())[:500])
+            answer: bytes = library.nft_ctx_get_output_buffer(context)
+            return answer.decode(errors="replace")
+        finally:
+            library.nft_ctx_free(context)

@@ -1,0 +1,232 @@
+"""The route-netlink requests that make up a pod's network, as data."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import Optional
+
+from ..model import Address, Bandwidth, Network
+from . import netlink
+from .netlink import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    Request,
+    attribute,
+    nested,
+    text,
+    u8,
+    u32,
+)
+
+RTM_NEWLINK, RTM_DELLINK = 16, 17
+RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWQDISC = 20, 24, 36
+
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_LINKINFO = 1, 3, 4, 10, 18
+IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_NET_NS_FD = 20, 26, 28
+IFLA_INFO_KIND, IFLA_INFO_DATA, IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
+VETH_INFO_PEER = 1
+IFLA_BRPORT_MODE = 4  # hairpin
+IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_NONE = 8, 1
+IFF_UP, IFF_PROMISC = 0x1, 0x100
+
+IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS, IFA_F_NODAD = 1, 2, 8, 0x02
+
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_METRICS, RTA_TABLE = (
+    1,
+    4,
+    5,
+    6,
+    7,
+    8,
+    15,
+)
+RTAX_MTU, RTAX_ADVMSS = 2, 8
+RTN_UNICAST, RTN_UNREACHABLE = 1, 7
+RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
+RT_TABLE_MAIN = 254
+RTPROT_STATIC = 4
+LAST_RESORT = 0x7FFFFFFF
+RTPROT_HEADCNI = 72  # marks every route of ours in the host's namespace
+
+TCA_KIND, TCA_OPTIONS = 1, 2
+TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
+TC_H_ROOT = 0xFFFFFFFF
+TC_LINKLAYER_ETHERNET = 1
+TBF_HANDLE = 1 << 16
+TBF_LATENCY_SECONDS = 0.025
+
+
+def _link(index: int = 0, flags: int = 0, change: int = 0, family: int = 0) -> bytes:
+    return struct.pack("=BxHiII", family, 0, index, flags, change)
+
+
+def family(address: Address | Network) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _mac(mac: str) -> bytes:
+    return attribute(IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
+
+
+def new_veth(
+    host: str, pod: str, netns_fd: int, mtu: int, host_mac: str, pod_mac: str, bridge: int = 0
+) -> Request:
+    """Both ends in one request: the host's up and in its bridge, the pod's in its namespace.
+
+    The kernel will not bring the peer up while it is being made.
+    """
+    peer = _link() + text(IFLA_IFNAME, pod) + u32(IFLA_MTU, mtu)
+    peer += u32(IFLA_NET_NS_FD, netns_fd) + _mac(pod_mac)
+    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, host) + u32(IFLA_MTU, mtu)
+    body += _mac(host_mac)
+    if bridge:
+        body += u32(IFLA_MASTER, bridge)
+    body += nested(
+        IFLA_LINKINFO,
+        text(IFLA_INFO_KIND, "veth"),
+        nested(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, peer)),
+    )
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    return Request(RTM_NEWLINK, flags, body, f"create the veth pair {host} and {pod}")
+
+
+def finish_host_end(name: str, alias: str, hairpin: Optional[bool]) -> Request:
+    """What a link cannot be given while it is made. `hairpin` is for a bridge's port, which needs
+    no IPv6 address of its own; None for a routed link."""
+    body = _link() + text(IFLA_IFNAME, name) + text(IFLA_IFALIAS, alias)
+    if hairpin is not None:
+        body += nested(
+            IFLA_LINKINFO,
+            text(IFLA_INFO_SLAVE_KIND, "bridge"),
+            nested(IFLA_INFO_SLAVE_DATA, u8(IFLA_BRPORT_MODE, int(hairpin))),
+        )
+        body += _no_link_local()
+    return Request(RTM_NEWLINK, 0, body, f"set up {name}")
+
+
+def _no_link_local() -> bytes:
+    mode = u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_NONE)
+    return nested(IFLA_AF_SPEC, nested(socket.AF_INET6, mode))
+
+
+def new_bridge(name: str, mtu: int, mac: str) -> Request:
+    """With a MAC of its own, or it would change whenever a port comes or goes."""
+    body = _link(flags=IFF_UP, change=IFF_UP | IFF_PROMISC) + text(IFLA_IFNAME, name)
+    body += u32(IFLA_MTU, mtu) + _mac(mac)
+    body += nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"))
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    return Request(RTM_NEWLINK, flags, body, f"create the bridge {name}", fine=(errno.EEXIST,))
+
+
+def link_up(name: str) -> Request:
+    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, name)
+    return Request(RTM_NEWLINK, 0, body, f"bring {name} up")
+
+
+def delete_link(name: str) -> Request:
+    body = _link() + text(IFLA_IFNAME, name)
+    return Request(RTM_DELLINK, 0, body, f"delete {name}", fine=(errno.ENODEV,))
+
+
+def new_address(index: int, address: Address, prefixlen: int, where: str) -> Request:
+    """Usable at once: nobody else can have a pod's IPv6 address, so it is not probed for."""
+    body = struct.pack("=BBBBi", family(address), prefixlen, IFA_F_NODAD, 0, index)
+    body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
+    what = f"give {address}/{prefixlen} to {where}"
+    return Request(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body, what, fine=(errno.EEXIST,))
+
+
+def new_route(
+    dst: Network,
+    index: int,
+    gateway: Optional[Address] = None,
+    *,
+    source: Optional[Address] = None,
+    mtu: Optional[int] = None,
+    advmss: Optional[int] = None,
+    priority: Optional[int] = None,
+    protocol: int = RTPROT_HEADCNI,
+) -> Request:
+    scope = RT_SCOPE_LINK if gateway is None and dst.version == 4 else RT_SCOPE_UNIVERSE
+    body = struct.pack(
+        "=BBBBBBBBI",
+        family(dst),
+        dst.prefixlen,
+        0,
+        0,
+        RT_TABLE_MAIN,
+        protocol,
+        scope,
+        RTN_UNICAST,
+        0,
+    )
+    if dst.prefixlen:
+        body += attribute(RTA_DST, dst.network_address.packed)
+    body += u32(RTA_OIF, index)
+    if gateway is not None:
+        body += attribute(RTA_GATEWAY, gateway.packed)
+    if source is not None:
+        body += attribute(RTA_PREFSRC, source.packed)
+    if priority is not None:
+        body += u32(RTA_PRIORITY, priority)
+    metrics = [
+        u32(kind, value) for kind, value in ((RTAX_MTU, mtu), (RTAX_ADVMSS, advmss)) if value
+    ]
+    if metrics:
+        body += nested(RTA_METRICS, *metrics)
+    via = f" via {gateway}" if gateway is not None else ""
+    return Request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body, f"route {dst}{via}")
+
+
+def unreachable(dst: Network) -> Request:
+    """Ends what no pod's own route takes: addresses of the node's range that nobody has.
+
+    With the worst of metrics: a bridge with the same range, from before or later, comes first.
+    """
+    body = struct.pack(
+        "=BBBBBBBBI",
+        family(dst),
+        dst.prefixlen,
+        0,
+        0,
+        RT_TABLE_MAIN,
+        RTPROT_HEADCNI,
+        RT_SCOPE_UNIVERSE,
+        RTN_UNREACHABLE,
+        0,
+    )
+    body += attribute(RTA_DST, dst.network_address.packed) + u32(RTA_PRIORITY, LAST_RESORT)
+    flags = NLM_F_CREATE | NLM_F_REPLACE
+    return Request(RTM_NEWROUTE, flags, body, f"mark {dst} as unreachable elsewhere")
+
+
+def token_bucket(index: int, rate: int, burst: int, what: str) -> Request:
+    """A tbf of `rate` bits per second that lets `burst` bits through at once."""
+    bytes_per_second, bucket = rate // 8, burst // 8
+    limit = int(bytes_per_second * TBF_LATENCY_SECONDS) + bucket
+    rates = struct.pack(
+        "=BBHhHI", 0, TC_LINKLAYER_ETHERNET, 0, 0, 0, min(bytes_per_second, 0xFFFFFFFF)
+    )
+    parameters = rates + bytes(12) + struct.pack("=III", min(limit, 0xFFFFFFFF), 0, 0)
+    options = [attribute(TCA_TBF_PARMS, parameters), u32(TCA_TBF_BURST, bucket)]
+    if bytes_per_second > 0xFFFFFFFF:
+        options.append(netlink.u64(TCA_TBF_RATE64, bytes_per_second))
+    body = struct.pack("=BxxxiIII", 0, index, TBF_HANDLE, TC_H_ROOT, 0)
+    body += text(TCA_KIND, "tbf") + nested(TCA_OPTIONS, *options)
+    return Request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, body, what)
+
+
+def shaping(bandwidth: Bandwidth, index: int, direction: str) -> list[Request]:
+    """The bucket of one direction, if it has one: into the pod on the host's end of the veth,
+    out of the pod on its own end."""
+    rate, burst = (
+        (bandwidth.ingress_rate, bandwidth.ingress_burst)
+        if direction == "ingress"
+        else (bandwidth.egress_rate, bandwidth.egress_burst)
+    )
+    if not rate:
+        return []
+    return [token_bucket(index, rate, burst, f"limit the pod's {direction} to {rate} bit/s (tbf)")]

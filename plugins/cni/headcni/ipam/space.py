@@ -1,0 +1,275 @@
+"""The pools' free space, kept as intervals in the store. Everything here runs in a transaction.
+
+Held by construction: for each range of each network, free = usable - allocated - held back, as
+the fewest intervals. Networks may share a subnet (see `_refuse_overlaps`), so an address that is
+taken or given back is taken from, or given back to, every range that has it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
+from typing import NamedTuple
+
+from ..errors import INVALID_CONFIG, CniError
+from ..model import Range
+from .pool import Interval, describe, gateways, usable, without
+
+Db = sqlite3.Connection
+RangeSets = Sequence[Sequence[Range]]
+
+# The kinds of span.
+USABLE = "usable"
+FREE = "free"
+
+
+class Pool(NamedTuple):
+    """One range of a network; also a `FreeSpace`, by what the store says at the moment."""
+
+    db: Db
+    id: int
+    width: int
+    bounds: Interval
+    cursor: int | None
+
+    def at_or_after(self, point: int) -> Interval | None:
+        if point > self.bounds[1]:
+            return None
+        row = _at_or_after(self.db, FREE, self.id, point.to_bytes(self.width, "big"))
+        return (_number(row[0]), _number(row[1])) if row else None
+
+    def may_hand_out(self, address: bytes) -> bool:
+        return _has(self.db, USABLE, self.id, address)
+
+    def remember_last(self, number: int) -> None:
+        self.db.execute(
+            "UPDATE pool SET cursor = ? WHERE id = ?",
+            (number.to_bytes(self.width, "big"), self.id),
+        )
+
+
+def prepare(db: Db, network: str, range_sets: RangeSets) -> list[list[Pool]]:
+    """The network's pools as configured, built from the allocations if they are not there yet."""
+    wanted = describe(range_sets)
+    row = db.execute("SELECT ranges FROM network WHERE name = ?", (network,)).fetchone()
+    if row is None or row[0] != wanted:
+        _refuse_overlaps(db, network, range_sets)
+        _build(db, network, range_sets)
+        db.execute("INSERT OR REPLACE INTO network VALUES (?, ?)", (network, wanted))
+    pools: list[list[Pool]] = [[] for _ in range_sets]
+    for id_, set_index, first, last, cursor in db.execute(
+        "SELECT id, set_index, first, last, cursor FROM pool WHERE network = ?"
+        " ORDER BY set_index, range_index",
+        (network,),
+    ).fetchall():
+        last_one = None if cursor is None else _number(cursor)
+        bounds = (_number(first), _number(last))
+        pools[set_index].append(Pool(db, id_, len(first), bounds, last_one))
+    return pools
+
+
+def take(db: Db, address: bytes) -> None:
+    """Make the address no longer free, wherever it was."""
+    for pool in _ranges_with(db, address):
+        row = _at_or_after(db, FREE, pool, address)
+        if row is None or row[0] > address:
+            continue
+        first, last = row
+        if last == address:
+            _remove_free(db, pool, last)
+        else:
+            db.execute(
+                "UPDATE span SET first = ? WHERE pool = ? AND kind = ? AND last = ?",
+                (_next(address), pool, FREE, last),
+            )
+        if first < address:
+            _insert_free(db, pool, first, _previous(address))
+
+
+def give(db: Db, address: bytes) -> None:
+    """Make the address free again in every range that may hand it out."""
+    for pool in _ranges_with(db, address):
+        if not _has(db, USABLE, pool, address):
+            continue
+        first = last = address
+        above = _at_or_after(db, FREE, pool, address)
+        if above and above[0] <= address:
+            continue
+        below = _at_or_after(db, FREE, pool, _previous(address)) if any(address) else None
+        if below and below[1] < address:
+            first = below[0]
+            _remove_free(db, pool, below[1])
+        if above and _number(above[0]) == _number(address) + 1:
+            last = above[1]
+            _remove_free(db, pool, last)
+        _insert_free(db, pool, first, last)
+
+
+def hold_back(db: Db, address: bytes, until: float) -> None:
+    """Nobody of ours has it, but somebody does: hand it out to nobody for a while."""
+    take(db, address)
+    db.execute("INSERT OR REPLACE INTO conflict VALUES (?, ?)", (address, until))
+
+
+def end_hold(db: Db, address: bytes) -> None:
+    if db.execute("DELETE FROM conflict WHERE address = ?", (address,)).rowcount:
+        give(db, address)
+
+
+def end_holds(db: Db, now: float) -> None:
+    """Let addresses whose time is over be handed out again."""
+    for (address,) in db.execute(
+        "SELECT address FROM conflict WHERE until <= ?", (now,)
+    ).fetchall():
+        end_hold(db, address)
+
+
+def count_within(db: Db, intervals: Iterable[Interval], width: int) -> tuple[int, int]:
+    """How many addresses in the intervals are allocated, and how many held back."""
+    allocated = held_back = 0
+    for first, last in intervals:
+        ends = (first.to_bytes(width, "big"), last.to_bytes(width, "big"), width)
+        allocated += db.execute(
+            "SELECT count(*) FROM allocation WHERE address BETWEEN ? AND ? AND length(address) = ?",
+            ends,
+        ).fetchone()[0]
+        held_back += db.execute(
+            "SELECT count(*) FROM conflict WHERE address BETWEEN ? AND ? AND length(address) = ?",
+            ends,
+        ).fetchone()[0]
+    return allocated, held_back
+
+
+def width_of(range_: Range) -> int:
+    return range_.subnet.max_prefixlen // 8
+
+
+def _build(db: Db, network: str, range_sets: RangeSets) -> None:
+    """Put the network's pools in the store anew; each range goes on where it was, if it can."""
+    cursors = {
+        (set_index, range_index): cursor
+        for set_index, range_index, cursor in db.execute(
+            "SELECT set_index, range_index, cursor FROM pool WHERE network = ?", (network,)
+        )
+    }
+    drop(db, network)
+    all_gateways = gateways(range_sets)
+    for set_index, ranges in enumerate(range_sets):
+        for range_index, range_ in enumerate(ranges):
+            first, last = range_.start.packed, range_.end.packed
+            cursor = cursors.get((set_index, range_index))
+            if cursor is not None and not (len(cursor) == len(first) and first <= cursor <= last):
+                cursor = None
+            pool = db.execute(
+                "INSERT INTO pool (network, set_index, range_index, subnet, first, last, cursor)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (network, set_index, range_index, str(range_.subnet), first, last, cursor),
+            ).lastrowid
+            width = len(first)
+            intervals = usable(range_, all_gateways)
+            taken = [
+                _number(row[0])
+                for row in db.execute(
+                    "SELECT address FROM allocation"
+                    " WHERE address BETWEEN :first AND :last AND length(address) = :width"
+                    " UNION SELECT address FROM conflict"
+                    " WHERE address BETWEEN :first AND :last AND length(address) = :width"
+                    " ORDER BY 1",
+                    {"first": first, "last": last, "width": width},
+                )
+            ]
+            for kind, spans in ((USABLE, intervals), (FREE, without(intervals, taken))):
+                db.executemany(
+                    "INSERT INTO span (pool, kind, first, last) VALUES (?, ?, ?, ?)",
+                    [
+                        (pool, kind, a.to_bytes(width, "big"), b.to_bytes(width, "big"))
+                        for a, b in spans
+                    ],
+                )
+
+
+def drop(db: Db, network: str) -> None:
+    """Forget a network's pools (not what is allocated from them)."""
+    db.execute("DELETE FROM span WHERE pool IN (SELECT id FROM pool WHERE network = ?)", (network,))
+    db.execute("DELETE FROM pool WHERE network = ?", (network,))
+    db.execute("DELETE FROM network WHERE name = ?", (network,))
+
+
+def _refuse_overlaps(db: Db, network: str, range_sets: RangeSets) -> None:
+    """Two networks with the same subnet share it; with subnets that only overlap, one is wrong.
+
+    A node has one routing table, and an address in it one meaning: that is why no address is
+    ever given out twice here, whatever the network. The same subnet under two names is a network
+    that was renamed while pods run, or two plugins on one bridge, and works. Subnets that differ
+    and overlap are routed to two places, and pods would be cut off at random. Networks that never
+    meet in the host's routes (VLANs, say) may have an ipam.dataDir each, and with it each a space
+    of its own. What nobody holds an address of no longer counts: it is a leftover.
+    """
+    subnets = {range_.subnet for ranges in range_sets for range_ in ranges}
+    for other, text in db.execute(
+        "SELECT DISTINCT network, subnet FROM pool WHERE network != ?", (network,)
+    ).fetchall():
+        theirs = ip_network(text)
+        clash = [s for s in subnets if s.version == theirs.version and s.overlaps(theirs)]
+        if not clash or theirs in clash:
+            continue
+        (held,) = db.execute(
+            "SELECT count(*) FROM allocation WHERE network = ?", (other,)
+        ).fetchone()
+        if held == 0:
+            drop(db, other)
+            continue
+        raise CniError(
+            INVALID_CONFIG,
+            f"{clash[0]} of network {network} overlaps {text} of network {other} on this node",
+            f"{other} has {held} addresses in use; change one of the subnets, or, if the two never"
+            " meet in the host's routes, give one network an ipam.dataDir of its own",
+        )
+
+
+def _ranges_with(db: Db, address: bytes) -> list[int]:
+    # A node has a handful of ranges: reading them all is one page.
+    return [
+        row[0]
+        for row in db.execute(
+            "SELECT id FROM pool WHERE length(first) = ? AND first <= ? AND last >= ?",
+            (len(address), address, address),
+        ).fetchall()
+    ]
+
+
+def _at_or_after(db: Db, kind: str, pool: int, address: bytes) -> tuple[bytes, bytes] | None:
+    row: tuple[bytes, bytes] | None = db.execute(
+        "SELECT first, last FROM span WHERE pool = ? AND kind = ? AND last >= ?"
+        " ORDER BY last LIMIT 1",
+        (pool, kind, address),
+    ).fetchone()
+    return row
+
+
+def _insert_free(db: Db, pool: int, first: bytes, last: bytes) -> None:
+    db.execute(
+        "INSERT INTO span (pool, kind, first, last) VALUES (?, ?, ?, ?)", (pool, FREE, first, last)
+    )
+
+
+def _remove_free(db: Db, pool: int, last: bytes) -> None:
+    db.execute("DELETE FROM span WHERE pool = ? AND kind = ? AND last = ?", (pool, FREE, last))
+
+
+def _has(db: Db, kind: str, pool: int, address: bytes) -> bool:
+    row = _at_or_after(db, kind, pool, address)
+    return row is not None and row[0] <= address
+
+
+def _number(address: bytes) -> int:
+    return int.from_bytes(address, "big")
+
+
+def _next(address: bytes) -> bytes:
+    return (_number(address) + 1).to_bytes(len(address), "big")
+
+
+def _previous(address: bytes) -> bytes:
+    return (_number(address) - 1).to_bytes(len(address), "big")

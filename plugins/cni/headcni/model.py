@@ -1,0 +1,140 @@
+"""What the runtime knows, as plain data. No I/O, and no import of anything of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Any, Mapping, Optional, Tuple, Union
+
+Address = Union[IPv4Address, IPv6Address]
+Network = Union[IPv4Network, IPv6Network]
+
+
+@dataclass(frozen=True, order=True)
+class Owner:
+    """Who holds an address: one interface of one container on one network."""
+
+    network: str
+    container_id: str
+    ifname: str
+
+
+@dataclass(frozen=True)
+class PodRef:
+    """Who the container is to Kubernetes; empty where the runtime did not say."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.name else ""
+
+
+@dataclass(frozen=True)
+class Route:
+    dst: Network
+    gateway: Optional[Address] = None
+    mtu: Optional[int] = None
+    advmss: Optional[int] = None
+    priority: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Addresses that may be handed out: [start, end] of subnet, less gateway and exclusions."""
+
+    subnet: Network
+    start: Address
+    end: Address
+    gateway: Optional[Address]
+    exclude: Tuple[Tuple[Address, Address], ...] = ()
+
+
+@dataclass(frozen=True)
+class IpamConfig:
+    """One address is taken from each range set; within a set, from the first range with room."""
+
+    type: str
+    range_sets: Tuple[Tuple[Range, ...], ...] = ()
+    strategy: str = "sequential"
+    routes: Tuple[Route, ...] = ()
+    requested: Tuple[Address, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeasedAddress:
+    address: Address
+    prefixlen: int
+    gateway: Optional[Address]
+
+    @property
+    def interface(self) -> str:
+        return f"{self.address}/{self.prefixlen}"
+
+
+@dataclass(frozen=True)
+class Lease:
+    owner: Owner
+    pod: str
+    addresses: Tuple[LeasedAddress, ...]
+
+
+@dataclass(frozen=True)
+class Dns:
+    nameservers: Tuple[str, ...] = ()
+    domain: str = ""
+    search: Tuple[str, ...] = ()
+    options: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PortMapping:
+    host_port: int
+    container_port: int
+    protocol: str = "tcp"
+    host_ip: Optional[Address] = None
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bits per second, and bits of burst; 0 means no limit. Ingress is into the pod."""
+
+    ingress_rate: int = 0
+    ingress_burst: int = 0
+    egress_rate: int = 0
+    egress_burst: int = 0
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """A netconf of type headcni, checked and complete."""
+
+    cni_version: str
+    name: str
+    ipam: IpamConfig
+    datapath: str = "bridge"  # or "routed"
+    bridge: str = "headcni0"
+    mtu: int = 1280
+    mode: str = "host"
+    ip_masq: bool = True
+    enable_ipv6: bool = False
+    enable_network_policy: bool = False
+    hairpin: bool = True
+    default_route: bool = True
+    pod_cidrs: Tuple[Network, ...] = ()
+    cluster_cidrs: Tuple[Network, ...] = ()
+    service_cidrs: Tuple[Network, ...] = ()
+    headscale_url: str = ""
+    tailscale_socket: str = "/var/run/tailscale/tailscaled.sock"
+    dns: Dns = Dns()
+    mac: str = ""
+    port_mappings: Tuple[PortMapping, ...] = ()
+    bandwidth: Bandwidth = Bandwidth()
+    delegates: Tuple[Mapping[str, Any], ...] = ()
+    delegate_timeout: float = 60.0
+    data_dir: str = "/var/lib/cni/headcni"
+    prev_result: Optional[Mapping[str, Any]] = None
+    runtime_config: Mapping[str, Any] = field(default_factory=dict)
+    raw: Mapping[str, Any] = field(default_factory=dict)

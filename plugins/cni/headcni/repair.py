@@ -1,0 +1,299 @@
+"""A pod's network that came apart while the pod runs: found cheaply, and mended in place.
+
+CHECK compares all there is of one pod, by pyroute2, when the runtime asks. This is asked about all
+pods of the node every minute, so the node's side is read once for all of them, and only what a pod
+cannot do without is compared. Mending keeps the pod's addresses and its MAC: its connections go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from ipaddress import ip_address, ip_interface
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+from . import config, verbs
+from .datapath import firewall, link, netns, rtnl
+from .datapath.netlink import KernelError, Netlink, Request, attribute, attributes, text, u32
+from .errors import ADDRESS_TAKEN, CniError
+from .ipam.config import TYPE as OUR_IPAM
+from .model import Address, LeasedAddress, NetworkConfig
+from .store import Attachment
+
+if TYPE_CHECKING:
+    from .verbs import Node
+
+CNI_PATH = "/opt/cni/bin"
+RTM_GETLINK, RTM_GETADDR = 18, 22
+_LINK = struct.Struct("=BxHiII")
+_ADDRESS = struct.Struct("=BBBBi")
+
+
+class Link(NamedTuple):
+    number: int
+    up: bool
+    master: int
+
+
+class Host(NamedTuple):
+    """The node's own network namespace at one moment."""
+
+    links: Mapping[str, Link]
+    addresses: Mapping[int, frozenset[str]]  # of each link, with their prefix lengths
+
+
+def look(kernel: Netlink) -> Host:
+    links = {}
+    question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0), "list the links")
+    for body in kernel.dump(question):
+        _, _, index, flags, _ = _LINK.unpack_from(body)
+        name, master = "", 0
+        for kind, value in attributes(body[_LINK.size :]):
+            if kind == rtnl.IFLA_IFNAME:
+                name = value.rstrip(b"\0").decode(errors="replace")
+            elif kind == rtnl.IFLA_MASTER:
+                (master,) = struct.unpack("=I", value)
+        links[name] = Link(index, bool(flags & rtnl.IFF_UP), master)
+    return Host(links, _addresses(kernel))
+
+
+def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
+    found: dict[int, set[str]] = {}
+    question = Request(RTM_GETADDR, 0, _ADDRESS.pack(0, 0, 0, 0, 0), "list the addresses")
+    for body in kernel.dump(question):
+        family, prefix, _, _, index = _ADDRESS.unpack_from(body)
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        have = dict(attributes(body[_ADDRESS.size :]))
+        packed = have.get(rtnl.IFA_LOCAL) or have.get(rtnl.IFA_ADDRESS)
+        if packed:
+            found.setdefault(index, set()).add(f"{ip_address(packed)}/{prefix}")
+    return {index: frozenset(those) for index, those in found.items()}
+
+
+def network_of(attachment: Attachment) -> NetworkConfig:
+    """The configuration that the pod was added with."""
+    return config.parse(netconf_of(attachment), {}, forgiving=True)
+
+
+def netconf_of(attachment: Attachment) -> bytes:
+    """The same as the runtime handed it over; what is left of it where the store was damaged."""
+    bare = {"cniVersion": "1.1.0", "name": attachment.owner.network, "type": config.TYPE}
+    return json.dumps({**bare, **attachment.config}).encode()
+
+
+def differences(
+    node: Node, host: Host, network: NetworkConfig, attachment: Attachment
+) -> list[str]:
+    """What the pod lacks, in words; nothing where other plugins made its network."""
+    if network.delegates:
+        return []
+    found = [*_lease(node, network, attachment), *_host(node, host, network, attachment)]
+    try:
+        with netns.opened(attachment.netns) as fd, netns.entered(fd), Netlink() as inside:
+            found += _pod(inside, attachment)
+    except CniError as problem:
+        found.append(f"network namespace: {problem}")
+    if network.ip_masq or network.port_mappings:
+        found += firewall.differences(node.store, attachment.owner)
+    return found
+
+
+def _leased(attachment: Attachment) -> list[LeasedAddress]:
+    return [
+        LeasedAddress(
+            ip_interface(ip["address"]).ip,
+            ip_interface(ip["address"]).network.prefixlen,
+            ip_address(ip["gateway"]) if ip.get("gateway") else None,
+        )
+        for ip in attachment.result.get("ips", ())
+    ]
+
+
+def _lease(node: Node, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
+    if network.ipam.type != OUR_IPAM:
+        return
+    lease = node.ipam.lease(attachment.owner)
+    held = {one.address for one in lease.addresses} if lease else set()
+    for one in _leased(attachment):
+        if one.address not in held:
+            yield f"allocation: {one.address} is not recorded as this pod's"
+
+
+def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
+    name = attachment.host_ifname
+    end = host.links.get(name)
+    if end is None:
+        yield f"host side: {name} is missing"
+        return
+    if not end.up:
+        yield f"host side: {name} is down"
+    if network.datapath == "routed":
+        for one in _leased(attachment):
+            if _route_of(node.kernel, one.address) != end.number:
+                yield f"host side: no route {one.address} to {name}"
+        return
+    bridge = host.links.get(network.bridge)
+    if bridge is None:
+        yield f"host side: bridge {network.bridge} is missing"
+        return
+    if not bridge.up:
+        yield f"host side: bridge {network.bridge} is down"
+    if end.master != bridge.number:
+        yield f"host side: {name} is not a port of {network.bridge}"
+    have = host.addresses.get(bridge.number, frozenset())
+    for one in _leased(attachment):
+        if one.gateway is not None and f"{one.gateway}/{one.prefixlen}" not in have:
+            yield f"host side: {network.bridge} has no address {one.gateway}/{one.prefixlen}"
+
+
+def _route_of(kernel: Netlink, address: Address) -> int:
+    """The link that the node's route to just this address leads to; 0 if there is none."""
+    bits = address.max_prefixlen
+    body = struct.pack(
+        "=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, link.RTM_F_FIB_MATCH
+    )
+    body += attribute(rtnl.RTA_DST, address.packed)
+    answer = None
+    with suppress(KernelError):  # no route at all
+        answer = kernel.ask(Request(link.RTM_GETROUTE, 0, body, f"look up {address}"))
+    if answer is None or answer[1] != bits:
+        return 0
+    index = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
+    return int(struct.unpack("=I", index)[0])
+
+
+def _pod(inside: Netlink, attachment: Attachment) -> Iterator[str]:
+    name = attachment.owner.ifname
+    index = inside.index(name)
+    if not index:
+        yield f"pod: interface {name} is missing"
+        return
+    have = _addresses(inside).get(index, frozenset())
+    for one in _leased(attachment):
+        if one.interface not in have:
+            yield f"pod: {name} has no address {one.interface}"
+
+
+def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
+    """Make the pod's network what ADD had made it. Every part is left alone that is as it should
+    be; a cable of which one end is gone is made anew."""
+    owner, leased = attachment.owner, _leased(attachment)
+    if network.ipam.type == OUR_IPAM:
+        _keep_addresses(node, attachment, leased)
+    cable = link.plan(network, owner, leased)
+    with netns.opened(attachment.netns) as fd:
+        with netns.entered(fd), Netlink() as inside:
+            whole = bool(inside.index(cable.pod))
+        if not whole or not node.kernel.index(cable.host):
+            link.connect(node.kernel, network, cable, fd)
+        else:
+            _mend_cable(node.kernel, network, cable, fd)
+    if network.ip_masq or network.port_mappings:
+        firewall.ensure(node.store, network)
+    ports = firewall.published(node.store, owner)
+    if ports:
+        verbs._open_loopback(network, cable)
+        firewall.publish(node.store, owner, attachment.pod, ports)
+
+
+def _keep_addresses(node: Node, attachment: Attachment, leased: list[LeasedAddress]) -> None:
+    node.store.adopt(attachment.owner, str(attachment.pod), leased)
+    lease = node.ipam.lease(attachment.owner)
+    held = {one.address for one in lease.addresses} if lease else set()
+    for one in leased:
+        if one.address not in held:
+            raise CniError(
+                ADDRESS_TAKEN,
+                f"{one.address} was given to another pod meanwhile",
+                f"delete the pod {attachment.pod}, so that it gets an address of its own",
+            )
+
+
+def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_netns: int) -> None:
+    link._prepare_host(kernel, network, cable)
+    routed = network.datapath == "routed"
+    bridge = 0 if routed else kernel.index(network.bridge)
+    kernel.do(
+        [
+            _plug(cable.host, network.mtu, bridge),
+            rtnl.finish_host_end(cable.host, cable.alias, None if routed else network.hairpin),
+        ]
+    )
+    link._finish_host(kernel, network, cable)
+    with netns.entered(pod_netns), Netlink() as inside:
+        link._finish_pod(inside, network, cable)
+
+
+def _plug(name: str, mtu: int, bridge: int) -> Request:
+    """Bring the host's end up, and into its bridge."""
+    body = _LINK.pack(0, 0, 0, rtnl.IFF_UP, rtnl.IFF_UP)
+    body += text(rtnl.IFLA_IFNAME, name) + u32(rtnl.IFLA_MTU, mtu)
+    if bridge:
+        body += u32(rtnl.IFLA_MASTER, bridge)
+    return Request(rtnl.RTM_NEWLINK, 0, body, f"plug {name} in")
+
+
+def namespaces_at_work() -> Optional[frozenset[int]]:
+    """The network namespaces that some process is in, by their numbers; None if not all may be
+    looked at."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                found.add(os.stat(f"/proc/{entry}/ns/net").st_ino)
+            except PermissionError:
+                return None
+            except OSError:
+                continue  # it ended meanwhile
+    return frozenset(found)
+
+
+def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PATH) -> None:
+    """By a DEL, as the runtime should have sent it."""
+    pod, owner = attachment.pod, attachment.owner
+    args = {
+        "IgnoreUnknown": "1",
+        "K8S_POD_NAMESPACE": pod.namespace,
+        "K8S_POD_NAME": pod.name,
+        "K8S_POD_INFRA_CONTAINER_ID": owner.container_id,
+        "K8S_POD_UID": pod.uid,
+    }
+    env = {
+        "CNI_COMMAND": "DEL",
+        "CNI_CONTAINERID": owner.container_id,
+        "CNI_IFNAME": owner.ifname,
+        "CNI_NETNS": attachment.netns if os.path.exists(attachment.netns) else "",
+        "CNI_ARGS": ";".join(f"{name}={value}" for name, value in args.items() if value),
+        "CNI_PATH": cni_path,
+    }
+    outcome = verbs.run(env, netconf_of(attachment), None, opened)
+    if outcome.code:
+        said = json.loads(outcome.output)
+        raise CniError(outcome.code, str(said.get("msg")), str(said.get("details", "")))
+
+
+def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:
+    """Whether nothing can be alive in a sandbox: its network namespace is gone, or kept by its file
+    alone. What cannot be told counts as alive."""
+    try:
+        seen = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    namespaces = os.stat("/proc/self/ns/net").st_dev
+    if seen.st_dev != namespaces:
+        # The file that the namespace was mounted on, and no longer is; unless we are in a mount
+        # namespace that does not hear of the host's mounts.
+        try:
+            return os.stat(f"/proc/1/root{path}").st_dev != namespaces
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+    return at_work is not None and seen.st_ino not in at_work

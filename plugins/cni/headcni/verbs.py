@@ -1,0 +1,418 @@
+"""ADD, DEL, CHECK, GC, STATUS and VERSION: what containerd and kubelet ask for.
+
+Each verb reads from top to bottom. It runs the same in a process of its own and in the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_interface
+from typing import Any, NamedTuple, Optional
+
+from . import chain, config, result
+from .call import Call
+from .datapath import firewall, link, netns
+from .datapath.netlink import Netlink
+from .errors import (
+    BAD_ENVIRONMENT,
+    CHECK_FAILED,
+    INTERNAL,
+    INVALID_CONFIG,
+    LIMITED,
+    NOT_AVAILABLE,
+    TRY_AGAIN,
+    UNSUPPORTED_FIELD,
+    CniError,
+)
+from .ipam.allocate import Ipam
+from .ipam.config import TYPE as OUR_IPAM
+from .ipam.hostlocal import import_on_request
+from .model import LeasedAddress, NetworkConfig, Owner, PodRef
+from .store import Attachment, Store
+
+MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
+
+
+@dataclass
+class Node:
+    """The handles that verbs use: the store, and netlink in the node's own namespace."""
+
+    store: Store
+    ipam: Ipam
+    kernel: Netlink
+    phases: dict[str, float] = field(default_factory=dict)
+    attachment: Optional[Attachment] = None  # what ADD made or found, and what DEL took away
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return _timed(self.phases, name)
+
+
+@contextmanager
+def opened(data_dir: str) -> Iterator[Node]:
+    """Handles for one call in a process of its own. The daemon has an opener of its own, warm."""
+    with Store.in_directory(data_dir) as store, Netlink() as kernel:
+        yield Node(store, Ipam(store), kernel)
+
+
+Opener = Callable[[str], AbstractContextManager[Node]]
+
+
+class Outcome(NamedTuple):
+    """How a call went: for the runtime the first two, for whoever watches the rest."""
+
+    code: int  # 0, or the CNI error's
+    output: bytes
+    network: Optional[NetworkConfig] = None  # None if the configuration was not understood
+    pod: PodRef = PodRef()
+    phases: Mapping[str, float] = {}  # seconds each, in order; an error came from the last
+    attachment: Optional[Attachment] = None  # what ADD made or found, and what DEL took away
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.code else 0
+
+
+def run(
+    env: Mapping[str, str],
+    stdin: bytes,
+    netns_fd: Optional[int] = None,
+    open_node: Opener = opened,
+) -> Outcome:
+    """One call, from what the runtime gave to what belongs on stdout."""
+    network, pod, phases, attachment = None, PodRef(), dict[str, float](), None
+    try:
+        call = Call.of(env, netns_fd)
+        pod = call.pod
+        if call.command == "VERSION":
+            answer: Optional[Mapping[str, Any]] = {
+                "cniVersion": _answer_version(stdin),
+                "supportedVersions": list(result.VERSIONS),
+            }
+        else:
+            with _timed(phases, "config"):
+                network = config.parse(stdin, env, forgiving=call.command == "DEL")
+                _require_verb(call.command, network.cni_version)
+            with open_node(network.data_dir) as node:
+                node.phases = phases
+                answer = VERBS[call.command](node, network, call)
+                attachment = node.attachment
+    except Exception as problem:
+        return Outcome(*failure(problem, env, stdin), network, pod, phases)
+    output = b"" if answer is None else _encode(answer)
+    return Outcome(0, output, network, pod, phases, attachment)
+
+
+def failure(problem: Exception, env: Mapping[str, str], stdin: bytes) -> tuple[int, bytes]:
+    """The code, and the error as the runtime gets it. What is no CniError is a bug."""
+    if not isinstance(problem, CniError):
+        import traceback
+
+        traceback.print_exception(type(problem), problem, problem.__traceback__, file=sys.stderr)
+        problem = CniError(INTERNAL, "a bug in headcni", f"{type(problem).__name__}: {problem}")
+    elif env.get("CNI_COMMAND") == "STATUS" and (
+        problem.code >= INTERNAL or problem.code == TRY_AGAIN
+    ):
+        problem = CniError(NOT_AVAILABLE, problem.msg, problem.details)
+    return problem.code, _encode(problem.as_dict(_answer_version(stdin)))
+
+
+@contextmanager
+def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        phases[name] = phases.get(name, 0.0) + time.monotonic() - began
+
+
+def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
+    _refuse_what_is_not_there(network)
+    owner, pod = _owner(network, call), call.pod
+    known = node.store.attachment(owner)
+    if known is not None:
+        if known.netns == call.netns and _still_there(node, network, known):
+            node.attachment = known
+            return result.shape(known.result, network.cni_version)
+        _undo(node, network, owner, call)  # another sandbox by the same name, or half of one
+
+    with ExitStack() as undo:
+        if network.delegates:
+            with node.phase("delegates"):
+                made = chain.add(network, call.env, owner, node.store)
+            undo.callback(chain.delete, network, call.env, owner, node.store)
+            host = ""
+        else:
+            fd = undo.enter_context(_pod_namespace(call))
+            undo.callback(node.ipam.release, owner)
+            with node.phase("ipam"):
+                leased = _lease(node, network, owner, call, undo)
+            with node.phase("link"):
+                cable = link.plan(network, owner, leased)
+                link.connect(node.kernel, network, cable, fd)
+            undo.callback(link.disconnect, node.kernel, cable.host)
+            with node.phase("firewall"):
+                if network.ip_masq or network.port_mappings:
+                    firewall.ensure(node.store, network)
+                ports = firewall.ports_of(network, leased)
+                if ports:
+                    _open_loopback(network, cable)
+                undo.callback(firewall.withdraw, node.store, owner)
+                firewall.publish(node.store, owner, pod, ports)
+            with node.phase("dns"):
+                dns = result.dns_of(network.dns)
+            made, host = _result(network, cable, call.netns, dns), cable.host
+        node.attachment = Attachment(
+            owner, pod, call.netns, host, dict(network.raw), made, {}, time.time()
+        )
+        with node.phase("store"):
+            node.store.remember(node.attachment)
+        undo.pop_all()  # past this line the pod owns them
+    return result.shape(made, network.cni_version)
+
+
+def delete(node: Node, network: NetworkConfig, call: Call) -> None:
+    owner = _owner(network, call)
+    node.attachment = node.store.attachment(owner)
+    _undo(node, network, owner, call)
+
+
+def _undo(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:
+    """Take away whatever the owner has. Every step is tried, and is fine with finding nothing; the
+    address is given back last, when nothing can use it any more."""
+    failures = []
+    steps: list[Callable[[], object]] = [
+        lambda: chain.delete(network, call.env, owner, node.store),
+        lambda: firewall.withdraw(node.store, owner),
+        lambda: link.disconnect(node.kernel, link.host_name(owner)),
+        lambda: _release(node, network, owner, call),
+    ]
+    for step in steps:
+        try:
+            step()
+        except CniError as problem:
+            failures.append(problem)
+    if failures:
+        first = failures[0]
+        raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
+    node.store.forget(owner)
+
+
+def check(node: Node, network: NetworkConfig, call: Call) -> None:
+    owner = _owner(network, call)
+    if network.delegates:
+        chain.check(network, call.env, owner, node.store)
+        return
+    from . import check as compare  # pyroute2 is slow to import, and only CHECK needs it
+
+    found = compare.differences(node, network, owner, call)
+    if network.ipam.type != OUR_IPAM:
+        chain.ipam_check(network, call.env)
+    if found:
+        raise CniError(
+            CHECK_FAILED,
+            f"the pod's network differs from what was set up, in {len(found)} "
+            + ("place" if len(found) == 1 else "places"),
+            "; ".join(found),
+        )
+
+
+def gc(node: Node, network: NetworkConfig, call: Call) -> None:
+    """Free what no valid attachment uses: the store's, the kernel's, and the delegates'."""
+    if network.raw.get("disableGC") is True:
+        return
+    valid = config.valid_attachments(network)
+    if valid is None:
+        raise CniError(
+            INVALID_CONFIG,
+            "GC needs the list of valid attachments",
+            "cni.dev/valid-attachments is missing: expected a list, possibly empty",
+        )
+    name = chain.nested_name(network.name, call.env)
+    known = {attachment.owner for attachment in node.store.attachments(name)}
+    known.update(node.store.owners_with_plugin_states(name))
+    known.update(link.links_of(name).values())
+    known.update(firewall.owners(node.store, name))
+    failures = []
+    for owner in sorted(known):
+        if (owner.container_id, owner.ifname) in valid:
+            continue
+        try:
+            known_as = node.store.attachment(owner)
+            netns_path = known_as.netns if known_as else ""
+            _undo(node, network, owner, call.for_owner(owner, netns_path))
+        except CniError as problem:
+            failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
+    node.ipam.collect(name, valid)
+    if network.delegates:
+        chain.gc(network, call.env, node.store)
+    elif network.ipam.type != OUR_IPAM:
+        chain.ipam_gc(network, call.env)
+    if failures:
+        raise CniError(
+            INTERNAL, f"{len(failures)} attachments could not be freed", "; ".join(failures)
+        )
+
+
+def status(node: Node, network: NetworkConfig, call: Call) -> None:
+    """Silence means that the node can serve pods.
+
+    A full pool is not asked about: kubelet would call the node not ready and evict its pods.
+    """
+    node.store.read(lambda _: None)  # it is open, but the daemon may have opened it long ago
+    _refuse_what_is_not_there(network)
+    if network.delegates:
+        chain.status(network, call.env)
+        return
+    if network.ipam.type != OUR_IPAM:
+        chain.ipam_status(network, call.env)
+    if network.ip_masq:
+        firewall.is_current(node.store)  # raises if the kernel has no nftables
+    mesh = MESH_LINKS[network.mode]
+    if {"headscale_url", "tailscale_socket"} & set(network.raw) and not node.kernel.index(mesh):
+        raise CniError(
+            LIMITED,
+            f"{mesh} is not there, so pods cannot reach other nodes",
+            f"mode is {network.mode}; see: systemctl status "
+            + ("tailscaled" if network.mode == "host" else "headcni-tailscaled"),
+        )
+
+
+VERBS: dict[str, Callable[[Node, NetworkConfig, Call], Any]] = {
+    "ADD": add,
+    "DEL": delete,
+    "CHECK": check,
+    "GC": gc,
+    "STATUS": status,
+}
+_SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+
+
+def _require_verb(verb: str, version: str) -> None:
+    since = _SINCE.get(verb)
+    if since and result.before(version, since):
+        raise CniError(
+            1, f"{verb} is not part of CNI {version}", f"it came with {since}: raise cniVersion"
+        )
+
+
+def _refuse_what_is_not_there(network: NetworkConfig) -> None:
+    """A promise of security that nobody keeps is worse than none."""
+    if network.enable_network_policy:
+        raise CniError(
+            UNSUPPORTED_FIELD,
+            "enable_network_policy is true, but HeadCNI does not enforce network policies yet",
+            "set it to false, or chain a plugin that enforces them",
+        )
+    if network.prev_result is not None and not network.delegates:
+        raise CniError(
+            INVALID_CONFIG,
+            "headcni makes the pod's interface, so it must be the first plugin of the list",
+            "a prevResult was given",
+        )
+
+
+def _owner(network: NetworkConfig, call: Call) -> Owner:
+    return chain.nested(Owner(network.name, call.container_id, call.ifname), call.env)
+
+
+def _still_there(node: Node, network: NetworkConfig, known: Attachment) -> bool:
+    return bool(network.delegates) or bool(node.kernel.index(known.host_ifname))
+
+
+@contextmanager
+def _pod_namespace(call: Call) -> Iterator[int]:
+    with netns.opened(call.netns, call.netns_fd) as fd:
+        if netns.is_our_own(fd):
+            raise CniError(
+                BAD_ENVIRONMENT,
+                f"CNI_NETNS={call.netns} is the node's own network namespace",
+                "a pod on the host's network needs no CNI",
+            )
+        yield fd
+
+
+def _lease(
+    node: Node, network: NetworkConfig, owner: Owner, call: Call, undo: ExitStack
+) -> Sequence[LeasedAddress]:
+    """From our own IPAM in this process, or from another one as a plugin of its own."""
+    if network.ipam.type == OUR_IPAM:
+        ranges = network.ipam.range_sets
+        import_on_request(node.store, owner.network, network.ipam.raw, ranges)
+        in_use = link.address_in_use(node.kernel)
+        return node.ipam.allocate(owner, network.ipam, str(call.pod), in_use).addresses
+    given = chain.ipam_add(network, call.env)
+    undo.callback(chain.ipam_del, network, call.env)
+    return [
+        LeasedAddress(
+            ip_interface(ip["address"]).ip,
+            ip_interface(ip["address"]).network.prefixlen,
+            ip_address(ip["gateway"]) if ip.get("gateway") else None,
+        )
+        for ip in given["ips"]
+    ]
+
+
+def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:
+    node.ipam.release(owner)
+    if network.ipam.type not in (OUR_IPAM, "") and not network.delegates:
+        chain.ipam_del(network, call.env)
+
+
+def _open_loopback(network: NetworkConfig, cable: link.Cable) -> None:
+    """Let 127.0.0.1:hostPort on the node lead to the pod; the firewall keeps others out."""
+    through = cable.host if network.datapath == "routed" else network.bridge
+    netns.write_sysctl(f"net/ipv4/conf/{through}/route_localnet", "1")
+
+
+def _result(
+    network: NetworkConfig, cable: link.Cable, sandbox: str, dns: dict[str, Any]
+) -> dict[str, Any]:
+    interfaces: list[dict[str, Any]] = []
+    if network.datapath != "routed":
+        interfaces.append({"name": network.bridge})
+    interfaces.append({"name": cable.host, "mac": cable.host_mac, "mtu": network.mtu})
+    interfaces.append(
+        {"name": cable.pod, "mac": cable.pod_mac, "mtu": network.mtu, "sandbox": sandbox}
+    )
+    ips = result.ips_of(cable.addresses, len(interfaces) - 1)
+    made: dict[str, Any] = {"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips}
+    made["routes"] = [_route(route) for route in cable.routes]
+    made["dns"] = dns
+    return made
+
+
+def _route(route: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = {"dst": str(route.dst)}
+    if route.gateway is not None:
+        shown["gw"] = str(route.gateway)
+    for key in ("mtu", "advmss", "priority"):
+        if getattr(route, key) is not None:
+            shown[key] = getattr(route, key)
+    return shown
+
+
+def _answer_version(stdin: bytes) -> str:
+    """The version that was asked for, if we speak it; what is wrong with it is said elsewhere."""
+    try:
+        version = json.loads(stdin).get("cniVersion")
+    except (ValueError, AttributeError, RecursionError):
+        version = None
+    return version if version in result.VERSIONS else result.VERSIONS[-1]
+
+
+def _encode(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+
+
+def main(stdin: bytes) -> None:
+    """The process that containerd started, when there is no daemon to ask."""
+    outcome = run(os.environ, stdin)
+    sys.stdout.buffer.write(outcome.output)
+    sys.stdout.flush()
+    sys.exit(outcome.exit_code)

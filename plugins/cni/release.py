@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Build the runtime's release: one tarball with all that a node needs, for every architecture.
+
+    python3 plugins/cni/release.py [--output dist]
+
+The same sources give the same bytes, whoever builds it and when. On the node:
+
+    tar -xzf headcni-runtime-X.tar.gz -C /opt/headcni/releases
+    ln -s /opt/headcni/releases/headcni-runtime-X/bin/headcni{,-ipam} /opt/cni/bin/
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LOCK = HERE / "requirements.lock"
+MTIME = 315532800  # 1980-01-01, the oldest that every archive format can say
+
+
+def version() -> str:
+    found = re.search(r'^__version__ = "(.+)"$', (HERE / "headcni/__init__.py").read_text(), re.M)
+    assert found, "headcni/__init__.py has no __version__"
+    return found[1]
+
+
+def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
+    """Path in the release, bytes, mode. Links are followed: a release stands alone."""
+    for program in sorted((HERE / "bin").iterdir()):
+        yield f"bin/{program.name}", program.read_bytes(), 0o755
+    for unit in sorted((HERE / "units").iterdir()):
+        yield f"units/{unit.name}", unit.read_bytes(), 0o644
+    sources = [*(HERE / "headcni").rglob("*.py"), *(HERE / "headcni").rglob("*.json")]
+    for source in sorted(sources):
+        yield str(source.relative_to(HERE)), source.read_bytes(), 0o644
+    for wheel in sorted(wheels.glob("*.whl")):
+        if not wheel.name.endswith("-none-any.whl"):
+            sys.exit(f"release: {wheel.name} is not pure Python: nodes have other architectures")
+        with zipfile.ZipFile(wheel) as archive:
+            for name in sorted(archive.namelist()):
+                if not name.endswith("/"):
+                    yield f"vendor/{name}", archive.read(name), 0o644
+    yield "VERSION", f"{version()}\n".encode(), 0o644
+
+
+def fetch_wheels(target: Path) -> None:
+    """The locked wheels from the package index, their hashes checked."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--disable-pip-version-check",
+        "--dest",
+        str(target),
+        "--requirement",
+        str(LOCK),
+    ]
+    if subprocess.run(command, timeout=600, check=False).returncode != 0:
+        sys.exit(
+            "release: the wheels of plugins/cni/requirements.lock could not be fetched; "
+            "give a folder that has them with --wheels"
+        )
+
+
+def build(output: Path, wheels: Path) -> Path:
+    name = f"headcni-runtime-{version()}"
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, data, mode in contents(wheels):
+            entry = tarfile.TarInfo(f"{name}/{path}")
+            entry.size, entry.mode, entry.mtime = len(data), mode, MTIME
+            entry.uname = entry.gname = "root"
+            archive.addfile(entry, io.BytesIO(data))
+    output.mkdir(parents=True, exist_ok=True)
+    target = output / f"{name}.tar.gz"
+    unfinished = target.with_suffix(".new")
+    with unfinished.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(raw.getvalue())
+    unfinished.rename(target)
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--output", type=Path, default=Path("dist"), help="folder (dist)")
+    parser.add_argument("--wheels", type=Path, help="folder with the locked wheels; else fetched")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.wheels is None:
+            fetch_wheels(Path(folder))
+        print(build(args.output, args.wheels or Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402 (the documentation comes first)
+"""What site.yml made of the nodes, as a table to be read."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: node_summary
+short_description: A table of what site.yml made of the nodes
+version_added: 0.1.0
+description:
+  - A line for each node, of the facts that the roles have left.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  _input:
+    description: The names of the nodes.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: Everyone's variables.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show it
+  ansible.builtin.debug:
+    msg: "{{ ansible_play_hosts_all | headcni.mesh.node_summary(hostvars) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Lines to be shown.
+  type: list
+  elements: str
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEAD = ["node", "mode", "pod CIDR", "from", "runtime", "state"]
+
+
+def summary(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
+    rows = [HEAD, *(_row(host, hostvars.get(host, {})) for host in hosts)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows
+    ]
+
+
+def _row(host: str, known: Mapping[str, Any]) -> list[str]:
+    configured = known.get("_headcni_node_configured") or {}
+    current = (known.get("_headcni_node_release") or {}).get("current") or {}
+    source = configured.get("pod_cidr_source", "")
+    return [
+        host,
+        str(configured.get("mode", "")),
+        ", ".join(known.get("headcni_node_pod_cidrs") or ()),
+        f"{source} (a guess)" if configured.get("pod_cidr_guessed") else source,
+        str(current.get("version", "")),
+        _state(known),
+    ]
+
+
+def _state(known: Mapping[str, Any]) -> str:
+    if not known.get("headcni_done"):
+        return "NOT FINISHED: see above"
+    service = known.get("_headcni_node_service") or {}
+    if not service:
+        return "as asked for by tags"
+    if service.get("conditions"):
+        return "ready"
+    return "would be started" if known.get("ansible_check_mode") else "running"
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"node_summary": summary}

@@ -1,0 +1,86 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402 (the documentation comes first)
+"""What runs on each node, before and after an upgrade, as a table to be read."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: version_summary
+short_description: A table of what runs on each node
+version_added: 0.1.0
+description:
+  - A line for each node, of what C(playbooks/upgrade.yml) or C(playbooks/rollback.yml) has found
+    and done.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  _input:
+    description: The names of the nodes.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: Everyone's variables.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show it
+  ansible.builtin.debug:
+    msg: "{{ ansible_play_hosts_all | headcni.mesh.version_summary(hostvars) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Lines to be shown.
+  type: list
+  elements: str
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def summary(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
+    rows = [["node", "runtime", "tailscale", "state"]]
+    rows += [_row(host, hostvars.get(host, {})) for host in hosts]
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    return [
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]])
+        for row in rows
+    ]
+
+
+def _row(host: str, known: Mapping[str, Any]) -> list[str]:
+    before, after = known.get("headcni_before") or {}, known.get("headcni_after") or {}
+    runtime = _change(before.get("release"), after.get("release"))
+    tailscale = _change(before.get("tailscale_running"), after.get("tailscale_running"))
+    return [host, runtime, tailscale, _state(known, before, after)]
+
+
+def _change(before: Any, after: Any) -> str:
+    if not after or before == after:
+        return str(before or "?")
+    return f"{before} -> {after}"
+
+
+def _state(known: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    problem, back = known.get("headcni_problem"), known.get("headcni_back_problem")
+    if problem and back:
+        return f"FAILED, and NOT PUT BACK ({back}). It failed at: {problem}"
+    if problem:
+        return f"FAILED, and put back. It failed at: {problem}"
+    if not before:
+        return "NOT ASKED: see above"
+    if not known.get("headcni_upgraded"):
+        return "not reached"
+    versions = ("release", "tailscale_running")
+    if all(before.get(name) == after.get(name) for name in versions):
+        return "left as it was"
+    return "done"
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"version_summary": summary}

@@ -1,0 +1,235 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What is to be in Headscale's policy for routes to be approved by themselves.
+
+Only what is asked for is added or taken away; the rest of the policy is somebody else's. Headscale
+does not mind the case of a policy's keys, so neither does this.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Any, Optional
+
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
+    OPTION,
+    REFUSED,
+    HeadscaleError,
+    check_tags,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.hujson import Document, HujsonError
+
+# What a server without a policy does, for those that take a policy without rules for "nothing".
+ALLOW_ALL = [{"action": "accept", "src": ["*"], "dst": ["*:*"]}]
+
+Lists = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Merged:
+    text: str
+    changed: bool
+    comments_lost: bool = False
+
+
+def parse(routes: Mapping[str, Any], tag_owners: Mapping[str, Any]) -> tuple[Lists, Lists]:
+    """The module's options, with each mistake named."""
+    mistakes = []
+    parsed: dict[str, list[str]] = {}
+    for cidr, approvers in routes.items():
+        try:
+            network = str(ip_network(cidr))
+        except ValueError as wrong:
+            mistakes.append(f"routes: {cidr!r}, expected a CIDR such as 10.244.0.0/16 ({wrong})")
+            continue
+        parsed[network] = _names(approvers, f"routes[{cidr}]", mistakes)
+        if not parsed[network]:
+            mistakes.append(f"routes[{cidr}]: empty, expected approvers such as tag:k8s")
+    owners = {
+        tag: _names(names, f"tag_owners[{tag}]", mistakes) for tag, names in tag_owners.items()
+    }
+    for option, those in (
+        ("routes", [name for names in parsed.values() for name in names]),
+        ("tag_owners", [*owners, *(name for names in owners.values() for name in names)]),
+    ):
+        try:
+            check_tags(option, [one for one in those if one.startswith("tag:") or one in owners])
+        except HeadscaleError as problem:
+            mistakes.append(str(problem))
+    if mistakes:
+        raise HeadscaleError(OPTION, "; ".join(mistakes))
+    return parsed, owners
+
+
+def _names(given: Any, place: str, mistakes: list[str]) -> list[str]:
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, (list, tuple)) or not all(isinstance(n, str) and n for n in given):
+        mistakes.append(f"{place}: {given!r}, expected a list of names")
+        return []
+    return list(dict.fromkeys(given))
+
+
+def merge(text: str, routes: Lists, tag_owners: Lists, *, allow_all: bool = False) -> Merged:
+    """The policy with these in it. `allow_all`: a policy that is made anew keeps all traffic
+    allowed, as it was without one."""
+    edit = _Edit(text)
+    if allow_all and not edit.data:
+        edit.put(("acls",), ALLOW_ALL)
+    for cidr, approvers in routes.items():
+        edit.extend(("autoApprovers", "routes"), cidr, approvers, _same_network)
+    needed = {name for names in routes.values() for name in names if name.startswith("tag:")}
+    needed |= {n for names in tag_owners.values() for n in names if n.startswith("tag:")}
+    for tag, owners in tag_owners.items():
+        edit.extend(("tagOwners",), tag, owners)
+    for tag in sorted(needed - set(tag_owners)):
+        edit.extend(("tagOwners",), tag, ())
+    return edit.result()
+
+
+def withdraw(text: str, routes: Lists, tag_owners: Lists) -> Merged:
+    """The policy without these. An entry goes when nothing of it is left, and a tag only if no
+    other part of the policy has it."""
+    edit = _Edit(text)
+    for cidr, approvers in routes.items():
+        edit.reduce(("autoApprovers", "routes"), cidr, approvers, _same_network)
+    for tag, owners in tag_owners.items():
+        edit.reduce(("tagOwners",), tag, owners, keep=edit.mentions(tag))
+    return edit.result()
+
+
+def tags_of(text: str) -> set[str]:
+    """The tags that the policy knows."""
+    edit = _Edit(text)
+    return set(edit.data.get(*edit.spelled(("tagOwners",))) or ())
+
+
+class _Edit:
+    """The same steps on the text and on its meaning; in the end both must agree."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._document: Optional[Document] = Document(text)
+        except HujsonError as wrong:
+            raise HeadscaleError(
+                REFUSED, f"Headscale's policy cannot be read: {wrong}; mend it there first"
+            ) from None
+        assert self._document is not None
+        self._before = self._document.text
+        self.data = copy.deepcopy(self._document.data)
+        self._original = copy.deepcopy(self.data)
+
+    def put(self, path: Sequence[str], data: Any) -> None:
+        inner = self.data
+        for key in path[:-1]:
+            if inner.get(key) is None:
+                inner[key] = {}
+            inner = inner[key]
+        inner[path[-1]] = copy.deepcopy(data)
+        self._on_text(Document.put, path, data)
+
+    def extend(
+        self,
+        place: Sequence[str],
+        key: str,
+        names: Sequence[str],
+        same: Callable[[str, str], bool] = str.__eq__,
+    ) -> None:
+        path = (*self.spelled(place), key)
+        held = self._object(path[:-1])
+        known = next((one for one in held if same(one, key)), None)
+        if known is None:
+            self.put(path, list(names))
+            return
+        path = (*path[:-1], known)
+        if held[known] is None and names:
+            held[known] = []
+        for name in names:
+            if name not in held[known]:
+                held[known].append(name)
+                self._on_text(Document.append, path, name)
+
+    def reduce(
+        self,
+        place: Sequence[str],
+        key: str,
+        names: Sequence[str],
+        same: Callable[[str, str], bool] = str.__eq__,
+        keep: bool = False,
+    ) -> None:
+        path = self.spelled(place)
+        held = self._object(path)
+        known = next((one for one in held if same(one, key)), None)
+        if known is None:
+            return
+        path = (*path, known)
+        left = [name for name in held[known] or () if name not in names]
+        if not left and not keep:
+            del held[known]
+            self._on_text(Document.drop, path)
+            return
+        for name in [name for name in held[known] or () if name in names]:
+            held[known].remove(name)
+            self._on_text(Document.drop, path, name)
+
+    def mentions(self, tag: str) -> bool:
+        """Whether the policy has the tag anywhere but as an entry of tagOwners."""
+        (owners,) = self.spelled(("tagOwners",))
+        rest = {key: value for key, value in self.data.items() if key != owners}
+        text = json.dumps([rest, list((self.data.get(owners) or {}).values())])
+        return f'"{tag}"' in text or f'"{tag}:' in text
+
+    def result(self) -> Merged:
+        if self.data == self._original:
+            return Merged(self._before, False)
+        if self._document is not None and self._document.data == self.data:
+            return Merged(self._document.text, True)
+        return Merged(json.dumps(self.data, indent=2, ensure_ascii=False) + "\n", True, True)
+
+    def _on_text(self, change: Callable[..., None], *what: Any) -> None:
+        if self._document is None:
+            return
+        try:
+            change(self._document, *what)
+        except HujsonError:
+            self._document = None  # it cannot be placed: the meaning has to do
+
+    def spelled(self, place: Sequence[str]) -> tuple[str, ...]:
+        """The path as the policy spells it."""
+        path: list[str] = []
+        inner: Any = self.data
+        for key in place:
+            held = inner if isinstance(inner, dict) else {}
+            known = next((one for one in held if one.lower() == key.lower()), key)
+            path.append(known)
+            inner = held.get(known)
+        return tuple(path)
+
+    def _object(self, path: Sequence[str]) -> dict[str, Any]:
+        inner: Any = self.data
+        for key in path:
+            inner = inner.get(key)
+            if inner is None:
+                return {}
+            if not isinstance(inner, dict):
+                raise HeadscaleError(
+                    REFUSED, f"Headscale's policy has no object at {'.'.join(path)}: mend it first"
+                )
+        for key, value in inner.items():
+            if value is not None and not isinstance(value, list):
+                raise HeadscaleError(
+                    REFUSED,
+                    f"Headscale's policy has no list at {'.'.join(path)}[{key}]: mend it first",
+                )
+        found: dict[str, Any] = inner
+        return found
+
+
+def _same_network(one: str, other: str) -> bool:
+    try:
+        return ip_network(one, strict=False) == ip_network(other, strict=False)
+    except ValueError:
+        return one == other

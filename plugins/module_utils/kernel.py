@@ -1,0 +1,259 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What this node's kernel can do, found out by asking it rather than by its version.
+
+Links are tried out in a network namespace that exists for a moment, so the node itself is only
+looked at. Only the standard library is used: a node has neither pyroute2 nor, perhaps, `ip` yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any, NamedTuple, Union
+
+Network = Union[IPv4Network, IPv6Network]
+
+CLONE_NEWNET = 0x40000000
+NETLINK_ROUTE, NETLINK_NETFILTER = 0, 12
+RTM_NEWLINK, RTM_GETRULE = 16, 34
+_REQUEST, _ACK, _DUMP, _CREATE_NEW = 0x1, 0x4, 0x300, 0x600
+_NFT_GETTABLE = (10 << 8) | 1
+_ERROR = 2
+_IFNAME, _LINKINFO, _KIND = 3, 18, 1
+
+
+class Route(NamedTuple):
+    """A route of the host, its own default routes left out."""
+
+    network: Network
+    interface: str
+    connected: bool  # no gateway: the hosts of it are on this link
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def enter(path: str) -> None:
+    """Go into a network namespace; for a process that does nothing else afterwards."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc().setns(handle, CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(handle)
+
+
+def _leave() -> None:
+    if _libc().unshare(CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "a network namespace")
+
+
+def apart(work: Callable[[], Any], netns: str = "") -> Any:
+    """What ``work`` returns, as JSON has it, run by a child in a namespace: this one, or a new one
+    that ends with the child. An OSError of it is raised here."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reader)
+            try:
+                enter(netns) if netns else _leave()
+                said = {"value": work()}
+            except OSError as problem:
+                said = {"errno": problem.errno, "text": problem.strerror or str(problem)}
+            with open(writer, "w") as stream:
+                json.dump(said, stream)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    said = json.loads(text) if text else {"errno": errno.ECHILD, "text": "the probe died"}
+    if "errno" in said:
+        raise OSError(said["errno"] or 0, said["text"])
+    return said["value"]
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    length = 4 + len(data)
+    return struct.pack("=HH", length, kind) + data + b"\0" * (-length % 4)
+
+
+def _asked(family: int, kind: int, flags: int, body: bytes) -> int:
+    """The error number that the kernel answers a message with; 0 if it does as asked."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as kernel:
+        kernel.settimeout(5)
+        kernel.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
+        answer = kernel.recv(1 << 16)
+        _, first, _, _, _ = struct.unpack_from("=IHHII", answer)
+        if first == _ERROR:
+            return -int(struct.unpack_from("=i", answer, 16)[0])
+        return 0
+
+
+def lacks_link(kind: str) -> str:
+    """Why links of a kind (veth, bridge) cannot be made; empty if they can."""
+    info = _attribute(_LINKINFO, _attribute(_KIND, kind.encode()))
+    body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + _attribute(_IFNAME, b"probe0\0") + info
+
+    def make() -> int:
+        return _asked(NETLINK_ROUTE, RTM_NEWLINK, _REQUEST | _ACK | _CREATE_NEW, body)
+
+    return _trouble(lambda: apart(make))
+
+
+def lacks_rules() -> str:
+    """Why there is no policy routing; empty if there is."""
+    body = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+    return _trouble(lambda: _asked(NETLINK_ROUTE, RTM_GETRULE, _REQUEST | _DUMP, body))
+
+
+def lacks_nftables() -> str:
+    body = struct.pack("=BBH", 0, 0, 0)
+    return _trouble(lambda: _asked(NETLINK_NETFILTER, _NFT_GETTABLE, _REQUEST | _DUMP, body))
+
+
+def lacks_tun(path: str = "/dev/net/tun") -> str:
+    def opened() -> int:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return 0
+
+    return _trouble(opened)
+
+
+def _trouble(work: Callable[[], int]) -> str:
+    try:
+        code = work()
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    return os.strerror(code) if code else ""
+
+
+def routes(ignore: Callable[[str], bool], proc: str = "/proc/net") -> list[Route]:
+    """Of the main table, and of all tables for IPv6, whose file tells them not apart."""
+    found = [*_routes4(f"{proc}/route"), *_routes6(f"{proc}/ipv6_route")]
+    return [route for route in dict.fromkeys(found) if not ignore(route.interface)]
+
+
+def _routes4(path: str) -> Iterator[Route]:
+    for line in _lines(path)[1:]:
+        fields = line.split()
+        if len(fields) < 8 or not int(fields[3], 16) & 1:
+            continue
+        address, gateway, mask = (int(fields[at], 16).to_bytes(4, "little") for at in (1, 2, 7))
+        width = bin(int.from_bytes(mask, "big")).count("1")
+        network = IPv4Network((int.from_bytes(address, "big"), width), strict=False)
+        if width:
+            yield Route(network, fields[0], not any(gateway))
+
+
+def _routes6(path: str) -> Iterator[Route]:
+    for line in _lines(path):
+        fields = line.split()
+        if len(fields) < 10 or fields[9] == "lo":
+            continue
+        network = IPv6Network((int(fields[0], 16), int(fields[1], 16)), strict=False)
+        if network.prefixlen and not network.is_link_local and not network.is_multicast:
+            yield Route(network, fields[9], not int(fields[4], 16))
+
+
+def _lines(path: str) -> list[str]:
+    with suppress(OSError), open(path) as stream:
+        return stream.read().splitlines()
+    return []
+
+
+def clashes(
+    cidrs: Sequence[Network], among: Sequence[Route], allowed: Sequence[Network]
+) -> Iterator[tuple[Network, Route]]:
+    """Routes of the host that pods would take hosts away from. A wide route by way of a gateway is
+    none: the pods' is the narrower one, and wins."""
+    for cidr in cidrs:
+        for route in among:
+            if route.network in allowed or route.network.version != cidr.version:
+                continue
+            inside = route.network.prefixlen >= cidr.prefixlen
+            if route.network.overlaps(cidr) and (route.connected or inside):
+                yield cidr, route
+
+
+def is_bridge(name: str, sys_net: str = "/sys/class/net") -> bool | None:
+    """None if there is no such interface."""
+    path = os.path.join(sys_net, name)
+    return os.path.isdir(os.path.join(path, "bridge")) if os.path.exists(path) else None
+
+
+def interfaces(sys_net: str = "/sys/class/net") -> list[str]:
+    with suppress(OSError):
+        return sorted(os.listdir(sys_net))
+    return []
+
+
+class Holder(NamedTuple):
+    """Who has a port, as far as it can be told."""
+
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.command} (process {self.pid})" if self.pid else "another program"
+
+
+def port_holder(address: str, port: int, protocol: str = "tcp") -> Holder | None:
+    """Who holds this port on this address; None if it is free."""
+    six = ":" in address
+    kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET6 if six else socket.AF_INET, kind) as probe:
+        if protocol == "tcp":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if six:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((address, port))
+            if protocol == "tcp":
+                probe.listen(1)
+        except OSError as problem:
+            if problem.errno != errno.EADDRINUSE:
+                raise
+            return _holder(port, protocol)
+    return None
+
+
+def _holder(port: int, protocol: str) -> Holder:
+    inodes = set()
+    for name in (protocol, f"{protocol}6"):
+        for line in _lines(f"/proc/net/{name}")[1:]:
+            fields = line.split()
+            listening = protocol == "udp" or fields[3] == "0A"
+            if int(fields[1].rpartition(":")[2], 16) == port and listening:
+                inodes.add(f"socket:[{fields[9]}]")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            for handle in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{handle}") in inodes:
+                    with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                        words = stream.read().decode("utf-8", "replace").split("\0")
+                    return Holder(int(pid), _program(words))
+    return Holder(0, "")
+
+
+def _program(words: Sequence[str]) -> str:
+    """Of an interpreter and its script, the script."""
+    first = os.path.basename(words[0]) if words else ""
+    if first.startswith("python"):
+        script = next((word for word in words[1:] if word and not word.startswith("-")), "")
+        return os.path.basename(script) or first
+    return first

@@ -1,0 +1,210 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a pod of this node reaches: pings, full-sized packets, names, host ports, approved routes.
+
+ICMP and DNS are spoken here rather than by `ping` and `dig`, which a node need not have. Everything
+is asked of all targets at once, and asked again until it is answered or the time is over: a path
+through the mesh may need a moment to come up.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address, ip_network
+from typing import Any, NamedTuple
+
+REPEAT_SECONDS = 0.5
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
+_HEADERS = {4: 28, 6: 48}  # of IP and ICMP together
+_REQUEST = {4: 8, 6: 128}
+_REPLY = {4: 0, 6: 129}
+
+
+class Echo(NamedTuple):
+    """One thing to ping. ``size`` is that of the whole packet, which is never fragmented; 0 is a
+    small one that may be."""
+
+    target: str
+    check: str
+    address: str
+    size: int = 0
+
+
+def outcome(ok: bool | None, detail: str = "") -> dict[str, Any]:
+    """ok is None for what was not asked."""
+    return {"ok": ok, "detail": detail}
+
+
+def echoes(target: str, addresses: Iterable[str], mtu: int) -> Iterator[Echo]:
+    for address in addresses:
+        version = ip_address(address).version
+        yield Echo(target, f"v{version}", address)
+        yield Echo(target, f"mtu{version}", address, mtu)
+
+
+def ping(wanted: Sequence[Echo], seconds: float) -> list[dict[str, Any]]:
+    """The outcome of each, in their order. For a process that is in the pod's namespace."""
+    found: list[dict[str, Any] | None] = [None] * len(wanted)
+    refused: dict[int, str] = {}
+    sent_at: dict[int, float] = {}
+    sockets = {}
+    for version in {ip_address(one.address).version for one in wanted}:
+        for fixed in (False, True):
+            sockets[version, fixed] = _socket(version, fixed)
+    mark = os.getpid() & 0xFFFF
+    deadline = time.monotonic() + seconds
+    try:
+        while None in found and time.monotonic() < deadline:
+            for at, one in enumerate(wanted):
+                if found[at] is None:
+                    try:
+                        _send(sockets, one, mark, at)
+                        sent_at[at] = time.monotonic()
+                    except OSError as problem:
+                        refused[at] = problem.strerror or str(problem)
+            until = min(deadline, time.monotonic() + REPEAT_SECONDS)
+            while None in found and (left := until - time.monotonic()) > 0:
+                ready, _, _ = select.select(list(sockets.values()), [], [], left)
+                for one_socket in ready:
+                    at = _heard(one_socket, mark)
+                    if at in sent_at and found[at] is None:
+                        taken = (time.monotonic() - sent_at[at]) * 1000
+                        found[at] = outcome(True, f"{taken:.1f} ms")
+    finally:
+        for one_socket in sockets.values():
+            one_socket.close()
+    return [
+        one or outcome(False, _why(wanted[at], refused.get(at, ""), seconds))
+        for at, one in enumerate(found)
+    ]
+
+
+def _why(one: Echo, refused: str, seconds: float) -> str:
+    what = f"{one.address}, {one.size} bytes unfragmented" if one.size else one.address
+    return f"{what}: {refused or f'no answer in {seconds:g} s'}"
+
+
+def _socket(version: int, fixed: bool) -> socket.socket:
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    protocol = socket.IPPROTO_ICMP if version == 4 else socket.IPPROTO_ICMPV6
+    made = socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    made.setblocking(False)
+    if fixed and version == 4:
+        made.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _DO)
+    elif fixed:
+        made.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _DO)
+    return made
+
+
+def _send(
+    sockets: Mapping[tuple[int, bool], socket.socket], one: Echo, mark: int, number: int
+) -> None:
+    version = ip_address(one.address).version
+    body = b"\0" * max(0, one.size - _HEADERS[version]) if one.size else b"headcni"
+    head = struct.pack(">BBHHH", _REQUEST[version], 0, 0, mark, number)
+    if version == 4:  # for IPv6 the kernel does it
+        head = struct.pack(">BBHHH", _REQUEST[4], 0, _checksum(head + body), mark, number)
+    sockets[version, bool(one.size)].sendto(head + body, (one.address, 0))
+
+
+def _heard(one_socket: socket.socket, mark: int) -> int:
+    """The number of the request that this answers; -1 if it is none of ours."""
+    try:
+        packet = one_socket.recv(1 << 16)
+    except OSError:
+        return -1
+    version = 4 if one_socket.family == socket.AF_INET else 6
+    start = (packet[0] & 0xF) * 4 if version == 4 else 0
+    if len(packet) < start + 8:
+        return -1
+    kind, _, _, their_mark, number = struct.unpack_from(">BBHHH", packet, start)
+    return int(number) if (kind, their_mark) == (_REPLY[version], mark) else -1
+
+
+def _checksum(data: bytes) -> int:
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def resolve(name: str, servers: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Whether one of the servers knows the name's IPv4 address. In the pod's namespace."""
+    said = ""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for server in servers:
+            try:
+                addresses = _asked(name, server)
+            except (OSError, ValueError) as problem:
+                said = f"{server}: {problem or type(problem).__name__}"
+                continue
+            if addresses:
+                return outcome(True, f"{name} is {', '.join(addresses)}")
+            said = f"{server} does not know {name}"
+        time.sleep(REPEAT_SECONDS)
+    return outcome(False, said)
+
+
+def _asked(name: str, server: str) -> list[str]:
+    number = os.getpid() & 0xFFFF
+    labels = b"".join(bytes([len(one)]) + one.encode() for one in name.rstrip(".").split("."))
+    question = labels + b"\0" + struct.pack(">HH", 1, 1)
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as client:
+        client.settimeout(2)
+        client.sendto(struct.pack(">HHHHHH", number, 0x0100, 1, 0, 0, 0) + question, (server, 53))
+        answer = client.recv(4096)
+    return _addresses(answer, number, len(question))
+
+
+def _addresses(answer: bytes, number: int, question: int) -> list[str]:
+    """The A records of an answer."""
+    theirs, flags, _, count = struct.unpack_from(">HHHH", answer)
+    if theirs != number or flags & 0xF not in (0, 3):
+        raise ValueError(f"it answers with error {flags & 0xF}")
+    at, found = 12 + question, []
+    for _ in range(count):
+        while answer[at] and answer[at] < 0xC0:
+            at += answer[at] + 1
+        at += 2 if answer[at] >= 0xC0 else 1
+        kind, _, _, length = struct.unpack_from(">HHIH", answer, at)
+        at += 10
+        if kind == 1 and length == 4:
+            found.append(str(ip_address(answer[at : at + 4])))
+        at += length
+    return found
+
+
+def port(addresses: Sequence[str], number: int, seconds: float) -> dict[str, Any]:
+    """Whether a host port answers at one of the node's addresses. In the host's namespace."""
+    said = "no address of that node is known"
+    deadline = time.monotonic() + seconds
+    while addresses and time.monotonic() < deadline:
+        for address in addresses:
+            try:
+                with socket.create_connection((address, number), timeout=2) as client:
+                    if client.recv(64):
+                        return outcome(True, f"{address} port {number}")
+                    said = f"{address} port {number}: it closes at once"
+            except OSError as problem:
+                said = f"{address} port {number}: {problem}"
+        time.sleep(REPEAT_SECONDS)
+    return outcome(False, said)
+
+
+def route(cidrs: Sequence[str], theirs: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> Any:
+    """Whether the tailnet leads to a node's pods, as this node's tailscaled has been told."""
+    peer = next((p for p in peers if set(p.get("TailscaleIPs") or ()) & set(theirs)), None)
+    if peer is None:
+        return outcome(False, "it is not a peer of this node")
+    served = {str(ip_network(one)) for one in (peer.get("AllowedIPs") or ())}
+    lacking = [one for one in cidrs if str(ip_network(one)) not in served]
+    if lacking:
+        return outcome(False, f"not approved: {', '.join(lacking)}")
+    return outcome(True, ", ".join(cidrs))

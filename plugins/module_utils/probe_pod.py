@@ -1,0 +1,170 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""A pod for a few minutes: a network namespace, connected by the conflist as a runtime would.
+
+    probe_pod.py serve HOME      answer in the pod, until stopped
+    probe_pod.py clean HOME      take all of it away again
+
+This file stands alone: the module puts a copy of it on the node, as the program of a transient unit
+whose end, however it comes, is also the end of the pod.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NAME = "headcni-probe"  # of the namespace, the container and the unit
+PORT = 8473  # what the pod answers on
+HOME = f"/run/{NAME}"
+PYTHON = "/usr/bin/python3"
+INTERFACE = "eth0"
+CLONE_NEWNET = 0x40000000
+CALL_SECONDS = 60
+
+
+class ProbeError(Exception):
+    """No pod can be made; the message says why."""
+
+
+def netns_path() -> str:
+    return f"/run/netns/{NAME}"
+
+
+def netconf(
+    conf: Mapping[str, Any], plugin: Mapping[str, Any], previous: Any, host_port: int
+) -> dict[str, Any]:
+    """What a runtime hands to one plugin of a conflist."""
+    made = {**plugin, "cniVersion": conf["cniVersion"], "name": conf["name"]}
+    made.pop("capabilities", None)
+    if plugin.get("capabilities", {}).get("portMappings") and host_port:
+        mapping = {"hostPort": host_port, "containerPort": PORT, "protocol": "tcp"}
+        made["runtimeConfig"] = {"portMappings": [mapping]}
+    if previous is not None:
+        made["prevResult"] = previous
+    return made
+
+
+def call(verb: str, plugin: Mapping[str, Any], bin_dirs: Sequence[str]) -> Any:
+    """Run one plugin, and return its result."""
+    program = next(
+        (p for p in (os.path.join(d, plugin["type"]) for d in bin_dirs) if os.path.exists(p)), ""
+    )
+    if not program:
+        raise ProbeError(f"there is no {plugin['type']} in {', '.join(bin_dirs)}")
+    env = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": NAME,
+        "CNI_NETNS": netns_path(),
+        "CNI_IFNAME": INTERFACE,
+        "CNI_PATH": ":".join(bin_dirs),
+        "CNI_ARGS": "IgnoreUnknown=1",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    try:
+        done = subprocess.run(
+            [program],
+            input=json.dumps(plugin),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=CALL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"{program} did not end its {verb} in {CALL_SECONDS} s") from None
+    if done.returncode != 0:
+        raise ProbeError(
+            f"{program} {verb}: {complaint(done.stdout) or done.stderr.strip()[-300:]}"
+        )
+    return json.loads(done.stdout) if done.stdout.strip() else None
+
+
+def complaint(text: str) -> str:
+    try:
+        said = json.loads(text)
+        return f"{said['msg']} {said.get('details', '')}".strip()
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[-300:]
+
+
+def add(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> dict[str, Any]:
+    result = None
+    for plugin in conf["plugins"]:
+        result = call("ADD", netconf(conf, plugin, result, host_port), bin_dirs)
+    if not isinstance(result, dict) or not result.get("ips"):
+        raise ProbeError("the conflist's plugins gave the pod no address")
+    return result
+
+
+def delete(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> None:
+    for plugin in reversed(conf["plugins"]):
+        call("DEL", netconf(conf, plugin, None, host_port), bin_dirs)
+
+
+def ip(*arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            ["ip", *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+    except FileNotFoundError:
+        raise ProbeError("there is no `ip` on this node: install iproute2") from None
+    if done.returncode != 0:
+        raise ProbeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def clean(home: str = HOME) -> list[str]:
+    """Whatever of a probe is there, by whomever it was left; what was found."""
+    found = []
+    state = os.path.join(home, "probe.json")
+    if os.path.exists(state):
+        with open(state) as stream:
+            known = json.load(stream)
+        delete(known["conf"], known["bin_dirs"], known["host_port"])
+        found.append("a pod")
+    if os.path.exists(netns_path()):
+        ip("netns", "del", NAME)
+        found.append("a network namespace")
+    if os.path.isdir(home):
+        shutil.rmtree(home)
+    return found
+
+
+def serve(home: str) -> None:
+    """Tell each who connects what address it comes from."""
+    del home
+    handle = os.open(netns_path(), os.O_RDONLY | os.O_CLOEXEC)
+    if ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), netns_path())
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("::", PORT))
+        listener.listen(64)
+        while True:
+            client, address = listener.accept()
+            with client:
+                client.settimeout(2)
+                try:
+                    client.sendall(address[0].replace("::ffff:", "").encode() + b"\n")
+                except OSError:
+                    continue
+
+
+def main(arguments: Sequence[str]) -> int:
+    verb, home = arguments
+    if verb == "serve":
+        serve(home)
+    else:
+        clean(home)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,301 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH110, PTH118 (the documentation comes first; pathlib is slow to load)
+"""Put HeadCNI in charge of pods' networks on a node, or give the charge back."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_conflist
+short_description: Write the CNI conflist of HeadCNI on a node
+version_added: 0.1.0
+description:
+  - Writes C(10-headcni.conflist) so that the container runtime takes it. The other conflists step
+    aside by a rename, and come back when ours goes.
+  - At no moment is the directory without a network, and a run that was cut off is finished by the
+    next one.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  state:
+    description: V(absent) puts back what was there before and then removes ours.
+    type: str
+    choices: [present, absent]
+    default: present
+  directory:
+    description: Where the container runtime looks.
+    type: path
+    default: /etc/cni/net.d
+  file:
+    description: The name of the file.
+    type: str
+    default: 10-headcni.conflist
+  pod_cidrs:
+    description: This node's pod CIDRs, one, or one of each family. Needed for V(present).
+    type: list
+    elements: str
+  cluster_cidrs:
+    description: The cluster's CIDRs, whose traffic is never masqueraded.
+    type: list
+    elements: str
+  service_cidrs:
+    description: The services' ranges, which no pod may have.
+    type: list
+    elements: str
+  name:
+    description: The network's name.
+    type: str
+    default: headcni
+  plugin:
+    description: V(bridge) writes a conflist for the Go bridge plugin, with no HeadCNI at run time.
+    type: str
+    choices: [headcni, bridge]
+    default: headcni
+  cni_version:
+    description: The CNI version of the network.
+    type: str
+    choices: ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]
+    default: "1.0.0"
+  mode:
+    description: V(host) or V(daemon), as the daemon has it.
+    type: str
+    choices: [host, daemon]
+    default: host
+  datapath:
+    description: V(bridge) puts pods on a bridge, V(routed) routes to each pod.
+    type: str
+    choices: [bridge, routed]
+    default: bridge
+  bridge:
+    description: The bridge's name.
+    type: str
+    default: headcni0
+  mtu:
+    description: Of pods' interfaces.
+    type: int
+    default: 1280
+  ip_masq:
+    description: Whether to masquerade what leaves the cluster.
+    type: bool
+    default: true
+  hairpin:
+    description: Whether a pod reaches itself through its service.
+    type: bool
+    default: true
+  ipam:
+    description: Who gives addresses.
+    type: str
+    choices: [headcni-ipam, host-local]
+    default: headcni-ipam
+  strategy:
+    description: Which free address a pod gets.
+    type: str
+    choices: [sequential, random, dense-pack]
+  headscale_url:
+    description: The control server; the plugin's STATUS then wants the mesh interface.
+    type: str
+  tailscale_socket:
+    description: The socket of tailscaled.
+    type: path
+  magic_dns:
+    description: >-
+      The tailnet's resolver, with the keys C(enable), C(base_domain), C(nameservers) and
+      C(search_domains).
+    type: dict
+  capabilities:
+    description: What the plugin asks the container runtime for.
+    type: list
+    elements: str
+  chained:
+    description: Further plugins, run after ours.
+    type: list
+    elements: dict
+  extra:
+    description: Further keys of our own plugin's section.
+    type: dict
+  keep:
+    description: Patterns of file names that stay where they are, for other engines' networks.
+    type: list
+    elements: str
+    default: ["*podman*", "nerdctl-*"]
+  release:
+    description: The release whose C(headcnictl) checks the file before it is written.
+    type: path
+    default: /opt/headcni/current
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status without modifying the node.
+    support: full
+  diff_mode:
+    description: Returns the file before and after, and the names that change.
+    support: full
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_config
+"""
+
+EXAMPLES = r"""
+- name: Put HeadCNI in charge
+  headcni.mesh.headcni_conflist:
+    pod_cidrs: [10.244.1.0/24]
+    cluster_cidrs: [10.244.0.0/16]
+
+- name: Give the charge back
+  headcni.mesh.headcni_conflist:
+    state: absent
+"""
+
+RETURN = r"""
+path:
+  description: The file.
+  type: str
+  returned: success
+in_charge:
+  description: The file that the container runtime takes, once all is done.
+  type: str
+  returned: success
+disabled:
+  description: Files that stepped aside.
+  type: list
+  elements: str
+  returned: success
+put_back:
+  description: Files that came back.
+  type: list
+  elements: str
+  returned: success
+removed:
+  description: Files of ours that went.
+  type: list
+  elements: str
+  returned: success
+left:
+  description: Files that stay though one might expect otherwise, each with the reason.
+  type: list
+  elements: str
+  returned: success
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import conflist, node
+
+OPTIONS = (
+    *("pod_cidrs", "cluster_cidrs", "service_cidrs", "name", "plugin", "cni_version", "mode"),
+    *("datapath", "bridge", "mtu", "ip_masq", "hairpin", "ipam", "strategy", "headscale_url"),
+    *("tailscale_socket", "magic_dns", "capabilities", "chained", "extra"),
+)
+
+
+def main() -> None:
+    strings = {"type": "list", "elements": "str"}
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"choices": ["present", "absent"], "default": "present"},
+            "directory": {"type": "path", "default": conflist.DIRECTORY},
+            "file": {"default": conflist.NAME},
+            "pod_cidrs": strings,
+            "cluster_cidrs": strings,
+            "service_cidrs": strings,
+            "name": {"default": "headcni"},
+            "plugin": {"choices": ["headcni", "bridge"], "default": "headcni"},
+            "cni_version": {"choices": list(conflist.CNI_VERSIONS), "default": "1.0.0"},
+            "mode": {"choices": ["host", "daemon"], "default": "host"},
+            "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
+            "bridge": {"default": "headcni0"},
+            "mtu": {"type": "int", "default": 1280},
+            "ip_masq": {"type": "bool", "default": True},
+            "hairpin": {"type": "bool", "default": True},
+            "ipam": {"choices": ["headcni-ipam", "host-local"], "default": "headcni-ipam"},
+            "strategy": {"choices": ["sequential", "random", "dense-pack"]},
+            "headscale_url": {},
+            "tailscale_socket": {"type": "path"},
+            "magic_dns": {"type": "dict"},
+            "capabilities": strings,
+            "chained": {"type": "list", "elements": "dict"},
+            "extra": {"type": "dict"},
+            "keep": {**strings, "default": list(conflist.KEEP)},
+            "release": {"type": "path", "default": "/opt/headcni/current"},
+        },
+        required_if=[("state", "present", ("pod_cidrs",))],
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    try:
+        module.exit_json(**(present if module.params["state"] == "present" else absent)(module))
+    except conflist.ConflistError as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as problem:
+        path = problem.filename or module.params["directory"]
+        module.fail_json(msg=f"{path}: {problem.strerror}")
+
+
+def present(module: AnsibleModule) -> dict:
+    given = module.params
+    conf = conflist.build(conflist.Options.of({key: given[key] for key in OPTIONS}))
+    where = {"name": given["file"], "keep": given["keep"]}
+    plan = conflist.plan(conflist.survey(given["directory"]), conf, **where)
+    if plan.writes:
+        check(conf, given["release"])
+    if not module.check_mode:
+        plan = conflist.write(conf, given["directory"], **where)
+    for sentence in plan.left:
+        module.warn(sentence)
+    return report(plan, module, plan.name)
+
+
+def absent(module: AnsibleModule) -> dict:
+    given = module.params
+    if module.check_mode:
+        plan = conflist.plan_restore(conflist.survey(given["directory"]), given["file"])
+    else:
+        plan = conflist.restore(given["directory"], given["file"])
+    return report(plan, module, next(iter(sorted(plan.put_back)), ""))
+
+
+def check(conf: dict, release: str) -> None:
+    """By the plugin's own eyes, where it is installed: it knows more than we do."""
+    command = os.path.join(release, "bin", "headcnictl")
+    if not os.path.exists(command):
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".conflist") as file:
+        file.write(conflist.render(conf))
+        file.flush()
+        asked = [command, "validate", file.name, "--json"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 1:
+        raise conflist.ConflistError(f"the plugin refuses the conflist: {complaints(done.stdout)}")
+
+
+def complaints(said: str) -> str:
+    try:
+        problems = json.loads(said)["problems"]
+        return "; ".join(f"{p['path']}: {p['value']}, expected {p['expected']}" for p in problems)
+    except (ValueError, KeyError, TypeError):
+        return " ".join(said.split())[:500]
+
+
+def report(plan: conflist.Plan, module: AnsibleModule, in_charge: str) -> dict:
+    if not module.check_mode:
+        in_charge = conflist.survey(plan.directory).picked()
+    return {
+        "changed": plan.changed,
+        "path": plan.path,
+        "in_charge": in_charge,
+        "disabled": list(plan.back_up),
+        "put_back": list(plan.put_back),
+        "removed": list(plan.remove),
+        "left": list(plan.left),
+        "diff": plan.diff(),
+    }
+
+
+if __name__ == "__main__":
+    main()

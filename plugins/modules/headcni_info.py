@@ -1,0 +1,163 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402 (the documentation comes first)
+"""What HeadCNI is on a node: installed, configured, running, ready."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_info
+short_description: Tell what HeadCNI is on a node
+version_added: 0.1.0
+description:
+  - Reads and changes nothing. A node without HeadCNI is told as such, and is no failure.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  cni_conf_dir:
+    description: Where the container runtime looks for conflists.
+    type: path
+    default: /etc/cni/net.d
+attributes:
+  check_mode:
+    description: It never changes anything.
+    support: full
+  diff_mode:
+    description: There is nothing to compare.
+    support: none
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_release
+  - module: headcni.mesh.headcni_config
+"""
+
+EXAMPLES = r"""
+- name: Ask the node
+  headcni.mesh.headcni_info:
+  register: node_state
+
+- name: Make sure that what is installed also runs
+  ansible.builtin.assert:
+    that: node_state.running_version == node_state.current.version
+"""
+
+RETURN = r"""
+current:
+  description: The release in use; none if HeadCNI is not installed.
+  type: dict
+  returned: success
+installed:
+  description: Every release on the node.
+  type: list
+  elements: dict
+  returned: success
+running_version:
+  description: The version of the daemon that runs; empty if none does, or it cannot be asked.
+  type: str
+  returned: success
+mode:
+  description: V(host) or V(daemon); empty if there is no configuration.
+  type: str
+  returned: success
+pod_cidrs:
+  description: This node's pod CIDRs.
+  type: list
+  elements: str
+  returned: success
+pod_cidr_source:
+  description: Who said so.
+  type: str
+  returned: success
+conflist:
+  description: Which conflist is in charge, whether it is HeadCNI's, and which stepped aside.
+  type: dict
+  returned: success
+units:
+  description: The state of each service.
+  type: dict
+  returned: success
+  sample: {headcni-daemon: {active: active, enabled: enabled}}
+ready:
+  description: Whether the daemon says that it is ready.
+  type: bool
+  returned: success
+conditions:
+  description: What the daemon says about itself.
+  type: list
+  elements: dict
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    conflist,
+    monitor,
+    node,
+    node_config,
+    node_release,
+)
+
+UNITS = ("headcni-daemon", "headcni-tailscaled")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"cni_conf_dir": {"type": "path", "default": conflist.DIRECTORY}},
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    try:
+        module.exit_json(changed=False, **told(module.params["cni_conf_dir"]))
+    except (node_config.ConfigError, node.NodeError) as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as problem:
+        module.fail_json(msg=f"{problem.filename}: {problem.strerror}")
+
+
+def told(cni_conf_dir: str) -> dict:
+    releases = node_release.report()
+    text = node_config.read()
+    config = node_config.effective(text) if text is not None and releases["current"] else {}
+    monitoring = config.get("monitoring", {})
+    answer = monitor.Readiness(False, [], [])
+    running = ""
+    if monitoring.get("enabled"):
+        where = monitoring["address"], monitoring["port"]
+        answer = monitor.ready(*where)
+        running = monitor.version(*where, monitoring["path"])
+    return {
+        **releases,
+        "running_version": running,
+        "mode": config.get("tailscale", {}).get("mode", ""),
+        "pod_cidrs": config.get("network", {}).get("podCIDR", {}).get("nodeLocal", []),
+        "pod_cidr_source": node_config.source_of(text) if config and text else "",
+        "conflist": charge(cni_conf_dir),
+        "units": units(),
+        "ready": answer.ready,
+        "conditions": answer.conditions,
+    }
+
+
+def charge(directory: str) -> dict:
+    seen = conflist.survey(directory)
+    picked = seen.picked()
+    aside = [name for name in seen.files if name.endswith(conflist.SUFFIX)]
+    ours = picked == conflist.NAME
+    return {"directory": directory, "in_charge": picked, "ours": ours, "disabled": sorted(aside)}
+
+
+def units() -> dict:
+    if not node.has_systemd():
+        return {}
+    found = {name: node.unit(f"{name}.service") for name in UNITS}
+    return {
+        name: {"active": unit.active, "enabled": unit.enabled or "not-found"}
+        for name, unit in found.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH106, PTH108, PTH110, PTH112, PTH118, PTH208 (the documentation comes first; pathlib is slow to load)
+"""Take HeadCNI off a node, a step at a time, and leave the node as it was."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_leave
+short_description: Take HeadCNI off a node, and leave it as it was
+version_added: 0.1.0
+description:
+  - The steps of C(playbooks/uninstall.yml) that no other module does. How the node was before,
+    M(headcni.mesh.headcni_release) wrote down when it first installed a release.
+  - Each step may be repeated.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  state:
+    description:
+      - V(asked) changes nothing, and tells which pods use the network and how the node was.
+      - V(idle) removes the bridge of pods, with its addresses, if no pod uses it; the next
+        pod brings a new one.
+      - V(left) stops the daemon, takes the node's routes out of the mesh, frees what pods have, and
+        puts tailscaled's prefs back. The conflist must have been given back before.
+      - V(gone) puts the kernel's switches back and removes the files that are left. The release
+        must have been removed before.
+    type: str
+    choices: [asked, idle, left, gone]
+    default: asked
+  with_pods:
+    description: Whether to go though pods use the network. They lose it.
+    type: bool
+    default: false
+  network:
+    description: The name of the network in the conflist.
+    type: str
+    default: headcni
+  bridge:
+    description: The bridge of the pods.
+    type: str
+    default: headcni0
+  data_dir:
+    description: Where the plugin keeps its store.
+    type: path
+    default: /var/lib/cni/headcni
+  tailscale_removed:
+    description:
+      - With V(gone), whether Tailscale has been removed as well. Then what tailscaled leaves behind
+        goes too, its state and cache, its switch of the kernel, and tables of iptables that are
+        empty.
+    type: bool
+    default: false
+  keep_sysctls:
+    description: With V(gone), whether forwarding and the like stay as they are.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status without modifying the node.
+    support: full
+  diff_mode:
+    description: Returns what goes.
+    support: full
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_release
+  - module: headcni.mesh.headcni_conflist
+"""
+
+EXAMPLES = r"""
+- name: See who uses the network
+  headcni.mesh.headcni_leave:
+  register: node_use
+
+- name: Leave the mesh
+  headcni.mesh.headcni_leave:
+    state: left
+"""
+
+RETURN = r"""
+pods:
+  description: Who uses the network.
+  type: list
+  elements: str
+  returned: state is asked
+installed:
+  description: Whether there is a release.
+  type: bool
+  returned: state is asked
+mode:
+  description: V(host), V(daemon), or empty if there is no configuration.
+  type: str
+  returned: state is asked
+pod_cidrs:
+  description: The node's pod CIDRs.
+  type: list
+  elements: str
+  returned: state is asked
+tailscale_ours:
+  description: Whether the node's tailscaled was installed, and first joined, for HeadCNI.
+  type: bool
+  returned: state is asked
+known_before:
+  description: Whether it is known how the node was.
+  type: bool
+  returned: state is asked
+done:
+  description: What was done, or would be, in words.
+  type: list
+  elements: str
+  returned: always
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    mode_switch,
+    node,
+    node_baseline,
+    node_config,
+    node_release,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+    SOCKET,
+    LocalAPI,
+    LocalAPIError,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import same_server
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import UNIT, is_ours
+
+UNITS = ("headcni-daemon.service", "headcni-tailscaled.service")
+FILES = (
+    "/etc/headcni",
+    "/etc/default/headcni-tailscaled",
+    "/run/headcni",
+    mode_switch.LOCK,
+)
+STATE = "/var/lib/headcni"
+TAILSCALES = ("/var/lib/tailscale", "/var/cache/tailscale", "/run/tailscale")
+IPTABLES = ("filter", "nat", "mangle", "raw", "security")
+TAILSCALES_MARK = 0xFF0000  # the bits of packets' marks that are its own
+SOURCE_MARK = "net/ipv4/conf/all/src_valid_mark"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"choices": ["asked", "idle", "left", "gone"], "default": "asked"},
+            "with_pods": {"type": "bool", "default": False},
+            "network": {"default": "headcni"},
+            "bridge": {"default": "headcni0"},
+            "data_dir": {"type": "path", "default": "/var/lib/cni/headcni"},
+            "tailscale_removed": {"type": "bool", "default": False},
+            "keep_sysctls": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    work = {"asked": asked, "idle": idle, "left": left, "gone": gone}[module.params["state"]]
+    try:
+        module.exit_json(**work(module))
+    except (mode_switch.SwitchError, node_config.ConfigError, node.NodeError) as problem:
+        module.fail_json(msg=str(problem))
+    except LocalAPIError as problem:
+        module.fail_json(msg=f"tailscaled's prefs were not put back: {problem}")
+    except OSError as problem:
+        module.fail_json(msg=f"{problem.filename or 'the node'}: {problem.strerror or problem}")
+
+
+def asked(module: AnsibleModule) -> dict:
+    del module
+    before = node_baseline.recall()
+    text = node_config.read()
+    release = node_release.current()
+    config = node_config.effective(text) if text is not None and release else {}
+    return {
+        "changed": False,
+        "pods": pods() if release else [],
+        "installed": release is not None,
+        "mode": config.get("tailscale", {}).get("mode", ""),
+        "pod_cidrs": config.get("network", {}).get("podCIDR", {}).get("nodeLocal", []),
+        "tailscale_ours": tailscale_is_ours(before),
+        "known_before": bool(before),
+        "done": [],
+    }
+
+
+def idle(module: AnsibleModule) -> dict:
+    bridge = module.params["bridge"]
+    done = []
+    if is_bridge(bridge) and not pods():
+        done.append(f"link {bridge} removed")
+        if not module.check_mode:
+            run("ip", "link", "del", bridge)
+    return {"changed": bool(done), "done": done, "diff": shown(done)}
+
+
+def is_bridge(name: str) -> bool:
+    return os.path.isdir(f"/sys/class/net/{name}/bridge")
+
+
+def tailscale_is_ours(before: dict) -> bool:
+    joined = (before.get("tailscale") or {}).get("joined")
+    return joined is False and is_ours(node_config.read(UNIT) or "")
+
+
+def pods() -> list[str]:
+    said = ctl("pods", "--json")
+    found = json.loads(said)
+    return sorted({pod_name(one) or one["container_id"][:20] for one in found})
+
+
+def pod_name(one: dict) -> str:
+    return "/".join(part for part in (one["namespace"], one["pod"]) if part)
+
+
+def ctl(*words: str) -> str:
+    done = run(mode_switch.COMMAND, *words)
+    if done.returncode != 0:
+        said = " ".join(f"{done.stderr} {done.stdout}".split())
+        raise node.NodeError(f"headcnictl {' '.join(words)}: {said[-600:]}")
+    return done.stdout
+
+
+def run(*argv: str, stdin: str = "", env: dict | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        argv, input=stdin, env=env, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def left(module: AnsibleModule) -> dict:
+    given, dry = module.params, module.check_mode
+    done: list[str] = []
+    if node_release.current() is None:
+        return {"changed": False, "done": done}
+    users = pods()
+    if users and not given["with_pods"]:
+        raise node.NodeError(
+            f"{len(users)} pods use this network ({', '.join(users[:8])}): drain the node first, "
+            "or say with_pods, and they lose it"
+        )
+    before = node_baseline.recall()
+    for name in UNITS[:1]:
+        unit = node.unit(name)
+        if unit.active not in ("inactive", "failed", "") or unit.enabled == "enabled":
+            done.append(f"{name} stopped")
+            if not dry:
+                node.order("disable", "--now", name)
+    if dry:
+        done.append("the mesh would be left")
+        return {"changed": True, "done": done, "diff": shown(done)}
+    cidrs = []
+    if os.path.exists(node_config.PATH):
+        config = mode_switch.configuration()
+        mode, cidrs = mode_switch.mode_of(config), config["network"]["podCIDR"]["nodeLocal"]
+        with mode_switch.alone() as handle:  # what a switch that was cut off has left
+            mode_switch.ctl(handle, "drop", mode_switch.other(mode))
+        done += ctl("leave", *(["--keep-pods"] if users else [])).splitlines()
+    if node.unit(UNITS[1]).active not in ("inactive", "failed", "") or node.unit(
+        UNITS[1]
+    ).enabled == ("enabled"):
+        done.append(f"{UNITS[1]} stopped")
+        node.order("disable", "--now", UNITS[1])
+    done += free_pods(given["network"], cidrs)
+    done += kernel_leftovers(given["bridge"])
+    done += put_prefs_back(before)
+    return {"changed": bool(done), "done": done, "diff": shown(done)}
+
+
+def free_pods(network: str, cidrs: list[str]) -> list[str]:
+    """By the plugin itself: no attachment is valid any more."""
+    if not cidrs:
+        return []
+    conf = {
+        "cniVersion": "1.1.0",
+        "name": network,
+        "type": "headcni",
+        "pod_cidr": cidrs,
+        "enable_ipv6": any(":" in one for one in cidrs),
+        "cni.dev/valid-attachments": [],
+    }
+    plugin = os.path.join(node_config.RELEASE, "bin", "headcni")
+    env = {"PATH": os.environ.get("PATH", ""), "CNI_COMMAND": "GC", "CNI_PATH": "/opt/cni/bin"}
+    done = run(plugin, stdin=json.dumps(conf), env=env)
+    if done.returncode != 0:
+        return [f"not everything of pods could be freed: {' '.join(done.stdout.split())[-300:]}"]
+    return []
+
+
+def kernel_leftovers(bridge: str) -> list[str]:
+    done = []
+    if is_bridge(bridge):
+        run("ip", "link", "del", bridge)
+        done.append(f"link {bridge} removed")
+    for family, name, _ in tables():
+        if name == "headcni" or name.startswith("headcni_"):
+            run("nft", "delete", "table", family, name)
+            done.append(f"nft table {family} {name} removed")
+    return done
+
+
+def tables() -> list[tuple[str, str, bool]]:
+    """Family, name, and whether it has a rule that is not tailscaled's: those it leaves behind."""
+    said = run("nft", "-j", "list", "ruleset")
+    listed = json.loads(said.stdout)["nftables"] if said.returncode == 0 else []
+    used = {
+        (one[kind]["family"], one[kind]["table"])
+        for one in listed
+        for kind in ("rule", "set", "map")
+        if kind in one and str(TAILSCALES_MARK) not in json.dumps(one[kind].get("expr"))
+    }
+    found = [one["table"] for one in listed if "table" in one]
+    return [(one["family"], one["name"], (one["family"], one["name"]) in used) for one in found]
+
+
+def put_prefs_back(before: dict) -> list[str]:
+    """Those that a join has turned, if the node's tailscaled was joined before and still is."""
+    was = (before.get("tailscale") or {}).get("prefs")
+    if not was:
+        return []
+    api = LocalAPI(SOCKET)
+    try:
+        now = api.prefs()
+    except LocalAPIError:
+        return ["the node's tailscaled does not run: its prefs stay as they are"]
+    if not same_server(str(was.get("ControlURL") or ""), str(now.get("ControlURL") or "")):
+        return [f"the node's tailscaled was joined to {was.get('ControlURL')}, and is not now"]
+    edits = {
+        name: was[name]
+        for name in node_baseline.SWITCHES
+        if name in was and (now.get(name) or type(was[name])()) != was[name]
+    }
+    if edits:
+        api.edit_prefs(edits)
+    return [f"pref {name} is {value} again" for name, value in edits.items()]
+
+
+def gone(module: AnsibleModule) -> dict:
+    given, dry = module.params, module.check_mode
+    if node_release.current() is not None and not dry:
+        raise node.NodeError("there is still a release: remove it first, by headcni_release")
+    before = node_baseline.recall()
+    done = []
+    if not given["keep_sysctls"]:
+        done += sysctls(before, given["tailscale_removed"], dry)
+    if given["tailscale_removed"]:
+        for family, name, used in tables():
+            if name in IPTABLES and not used:
+                done.append(f"empty nft table {family} {name} removed")
+                if not dry:
+                    run("nft", "delete", "table", family, name)
+    removed = [*FILES, given["data_dir"], *(TAILSCALES if given["tailscale_removed"] else ())]
+    for path in [*removed, STATE]:  # with what was known of before, so it is the last
+        if os.path.lexists(path):
+            done.append(f"{path} removed")
+            if not dry:
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    for path in sorted(before.get("missing") or (), key=len, reverse=True):
+        if os.path.isdir(path) and not os.listdir(path):
+            done.append(f"{path} removed")
+            if not dry:
+                os.rmdir(path)
+    if done and not dry and node.has_systemd():
+        node.order("daemon-reload")
+        node.systemctl("reset-failed", *UNITS)
+    return {"changed": bool(done), "done": done, "diff": shown(done)}
+
+
+def sysctls(before: dict, tailscale_removed: bool, dry: bool) -> list[str]:
+    todo = node_baseline.turned(before)
+    if tailscale_removed and node_baseline.read_sysctl(SOURCE_MARK) == "1":
+        todo.append((SOURCE_MARK, "1", "0"))
+    for path, _, value in todo if not dry else ():
+        node_baseline.turn_back(path, value)
+    return [f"{path.replace('/', '.')} is {value} again, not {now}" for path, now, value in todo]
+
+
+def shown(done: list[str]) -> dict:
+    return {"before": "", "after": "".join(f"{one}\n" for one in done)}
+
+
+if __name__ == "__main__":
+    main()

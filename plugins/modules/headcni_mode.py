@@ -1,0 +1,231 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH108, PTH110, PTH112 (the documentation comes first; pathlib is slow to load)
+"""A node's way from one mode to the other, a step at a time."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_mode
+short_description: Take a node from one mode to the other, a step at a time
+version_added: 0.1.0
+description:
+  - The steps of C(playbooks/switch_mode.yml) that are done on the node. Between them the controller
+    joins the other tailscaled and gives it the node's routes at Headscale.
+  - Each step may be repeated, and each can tell how far an earlier run has come.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  mode:
+    description: The mode that the node is to be in.
+    type: str
+    choices: [host, daemon]
+    required: true
+  state:
+    description:
+      - V(settled) changes nothing but what a move that was cut off has left, and tells how the node
+        stands.
+      - V(begun) notes that a switch has begun, and O(keys), as V(prepared) does again.
+      - V(prepared) has the node's pods served by the tailscaled of O(mode) as well, and sends
+        each packet by both. The configuration to come must be there as C(config.yaml.next).
+      - V(moved) sends everything by it. If the daemon is not ready then, it is moved back.
+      - V(dropped) takes back what was changed for the other mode.
+      - V(finished) removes the note.
+    type: str
+    choices: [settled, begun, prepared, moved, dropped, finished]
+    default: settled
+  keys:
+    description: The node keys of the identities, by mode, for the note. Those known before stay.
+    type: dict
+    default: {}
+  forget:
+    description:
+      - With V(finished), whether to remove the state of a tailscaled of ours that was left. For the
+        case that its identity was removed from Headscale.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status without modifying the node.
+    support: full
+  diff_mode:
+    description: Returns the mode before and after.
+    support: full
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_config
+  - module: headcni.mesh.headscale_routes
+"""
+
+EXAMPLES = r"""
+- name: See how the node stands
+  headcni.mesh.headcni_mode:
+    mode: daemon
+  register: node_mode
+
+- name: Serve its pods by both
+  headcni.mesh.headcni_mode:
+    mode: daemon
+    state: prepared
+"""
+
+RETURN = r"""
+mode:
+  description: The mode that the node is in, or would be.
+  type: str
+  returned: success
+unfinished:
+  description: Whether a switch has begun and is not finished.
+  type: bool
+  returned: success
+left_mode:
+  description: The mode that it was in when the switch began; else empty.
+  type: str
+  returned: success
+keys:
+  description: The node keys of both identities, as far as the note has them.
+  type: dict
+  returned: success
+done:
+  description: What was done, in words.
+  type: str
+  returned: success
+pod_cidrs:
+  description: The node's pod CIDRs.
+  type: list
+  elements: str
+  returned: state is settled
+targets:
+  description: What pods should reach, as M(headcni.mesh.headcni_probe) takes it.
+  type: list
+  elements: dict
+  returned: state is settled
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
+
+STATES = ("settled", "begun", "prepared", "moved", "dropped", "finished")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "mode": {"choices": list(mode_switch.MODES), "required": True},
+            "state": {"choices": list(STATES), "default": "settled"},
+            "keys": {"type": "dict", "default": {}, "no_log": False},
+            "forget": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    try:
+        with mode_switch.alone() as handle:
+            module.exit_json(**step(module, handle))
+    except (mode_switch.SwitchError, node_config.ConfigError, node.NodeError) as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as problem:
+        module.fail_json(msg=f"{problem.filename or 'the node'}: {problem.strerror or problem}")
+
+
+def step(module: AnsibleModule, handle: int) -> dict:
+    given, dry = module.params, module.check_mode
+    state, wanted = given["state"], given["mode"]
+    done, extra = "", {}
+    if state == "settled":
+        wrong = mode_switch.left_behind()
+        if wrong and not dry:
+            mode_switch.put_right()
+        done = "; ".join(wrong)
+    config = mode_switch.configuration() if os.path.exists(node_config.PATH) else {}
+    if not config and not dry:
+        raise mode_switch.SwitchError(f"{node_config.PATH} is not there: run site.yml first")
+    mode = before = mode_switch.mode_of(config) if config else ""
+    if state == "settled":
+        extra["targets"] = targets(config)
+        extra["pod_cidrs"] = config["network"]["podCIDR"]["nodeLocal"] if config else []
+    elif state == "begun":
+        done = begin(wanted, mode, given["keys"], dry)
+    elif state == "prepared" and mode != wanted and not dry:
+        begin(wanted, mode, given["keys"], dry)
+        said = mode_switch.ctl(handle, "prepare", "--next", mode_switch.NEXT)
+        done = "" if said == "all was as it should be" else said
+    elif state == "moved" and mode != wanted:
+        done = "would be moved"
+        if not dry:
+            done = mode_switch.ctl(handle, "move", "--next", mode_switch.NEXT)
+        mode = wanted
+    elif state == "dropped":
+        done = drop(handle, wanted, mode, dry)
+    elif state == "finished":
+        done = finish(wanted, mode, given["forget"], dry)
+    note = mode_switch.read_note()
+    return {
+        "changed": bool(done),
+        "mode": mode,
+        "unfinished": note is not None,
+        "left_mode": note.left if note else "",
+        "keys": dict(note.keys) if note else {},
+        "done": done,
+        "diff": {"before": f"mode: {before}\n", "after": f"mode: {mode}\n"},
+        **extra,
+    }
+
+
+def targets(config: dict) -> list[dict]:
+    """Nobody, if the tailscaled in charge does not say whom there is."""
+    if not config:
+        return []
+    path = config["tailscale"]["socket"]["path"] or mode_switch.SOCKETS[mode_switch.mode_of(config)]
+    try:
+        status = LocalAPI(path)._object("GET", "status?peers=true")
+    except LocalAPIError:
+        return []
+    return mode_switch.targets(config, status)
+
+
+def begin(wanted: str, mode: str, keys: dict, dry: bool) -> str:
+    known = mode_switch.read_note()
+    merged = {**(known.keys if known else {}), **{k: v for k, v in keys.items() if v}}
+    left = mode if mode != wanted else mode_switch.other(wanted)
+    note = mode_switch.Note(left, wanted, merged)
+    if known == note:
+        return ""
+    if not dry:
+        mode_switch.write_note(note)
+    return f"noted: from {left} to {wanted}"
+
+
+def drop(handle: int, wanted: str, mode: str, dry: bool) -> str:
+    if mode != wanted:
+        raise mode_switch.SwitchError(f"the node is in {mode} mode, not in {wanted}: move it first")
+    if dry:
+        return "would be dropped"
+    said = mode_switch.ctl(handle, "drop", mode_switch.other(wanted))
+    return "" if said == "nothing was there" else said
+
+
+def finish(wanted: str, mode: str, forget: bool, dry: bool) -> str:
+    if mode != wanted:
+        raise mode_switch.SwitchError(f"the node is in {mode} mode, not in {wanted}: move it first")
+    done = []
+    for path in (mode_switch.NEXT, mode_switch.NOTE):
+        if os.path.exists(path):
+            done.append(f"{path} removed")
+            if not dry:
+                os.unlink(path)
+    if forget and wanted == "host" and os.path.isdir(mode_switch.STATE_OF_OURS):
+        done.append(f"{mode_switch.STATE_OF_OURS} removed")
+        if not dry:
+            mode_switch.forget_ours()
+    return "; ".join(done)
+
+
+if __name__ == "__main__":
+    main()

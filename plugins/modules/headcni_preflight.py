@@ -1,0 +1,459 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH110, PTH112, PTH114, PTH117, PTH118, PTH120, PTH123 (the documentation comes first; pathlib is slow to load)
+"""Whether a machine can be a node, with everything that stands in the way named at once."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_preflight
+short_description: Check that a machine can be a HeadCNI node
+version_added: 0.1.0
+description:
+  - Looks at the node and changes nothing. Every problem is named at once, each with what to do.
+  - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), forwarding, systemd,
+    the ports, the disk, the clock, the CIDRs and the names of interfaces.
+  - The controller checks the configuration with the runtime's own code, and that there is a release
+    to install.
+  - Finds this node's pod CIDR, so that the nodes can be compared before anything is changed.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  config:
+    description: The daemon's configuration, as for M(headcni.mesh.headcni_config).
+    type: dict
+    default: {}
+  src:
+    description: The tarball of the release, as for M(headcni.mesh.headcni_release).
+    type: path
+  wheels:
+    description: The wheels on the controller, as for M(headcni.mesh.headcni_release).
+    type: path
+  require_pod_cidr:
+    description: Whether a guessed pod CIDR is a problem.
+    type: bool
+    default: false
+  enable_ipv6:
+    description: Whether pods must have IPv6, or must not. By default either is right.
+    type: bool
+  datapath:
+    description: V(bridge) or V(routed).
+    type: str
+    choices: [bridge, routed]
+    default: bridge
+  bridge:
+    description: The bridge's name.
+    type: str
+    default: headcni0
+  cni_bin_dirs:
+    description: Where the container runtime looks for CNI plugins.
+    type: list
+    elements: path
+    default: [/opt/cni/bin]
+  cni_conf_dir:
+    description: Where the container runtime looks for conflists.
+    type: path
+    default: /etc/cni/net.d
+  bin_dir:
+    description: Where C(headcnictl) is linked.
+    type: path
+    default: /usr/local/bin
+  ignore_routes:
+    description: Routes of the host that pods may overlap, as CIDRs.
+    type: list
+    elements: str
+    default: []
+  min_free_mib:
+    description: How much room there must be for releases, in MiB.
+    type: int
+    default: 128
+  max_clock_skew:
+    description: By how many seconds the node's clock may differ from the controller's.
+    type: int
+    default: 60
+  now:
+    description: The controller's time, in seconds since 1970. The controller fills it in.
+    type: float
+  report_only:
+    description: Whether to return the problems rather than to fail.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: It never changes anything.
+    support: full
+  diff_mode:
+    description: There is nothing to compare.
+    support: none
+  platform:
+    description: The nodes it is for. It refuses others with a clear message.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_config
+  - module: headcni.mesh.headcni_release
+"""
+
+EXAMPLES = r"""
+- name: See whether these machines can be nodes
+  headcni.mesh.headcni_preflight:
+    config:
+      network:
+        podCIDR:
+          base: 10.244.0.0/16
+"""
+
+RETURN = r"""
+problems:
+  description: Everything that stands in the way, each with what to do.
+  type: list
+  elements: str
+  returned: always
+notes:
+  description: What is worth knowing, such as another CNI on the node.
+  type: list
+  elements: str
+  returned: always
+pod_cidrs:
+  description: This node's pod CIDRs; empty if they cannot be found.
+  type: list
+  elements: str
+  returned: always
+pod_cidr_source:
+  description: Who said so, V(config), V(env), V(file), V(hash) or V(default).
+  type: str
+  returned: always
+pod_cidr_guessed:
+  description: Whether it is a guess.
+  type: bool
+  returned: always
+"""
+
+import os
+import re
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    conflist,
+    kernel,
+    node,
+    node_config,
+    node_release,
+    podcidr,
+)
+
+SYSCTL = {4: "/proc/sys/net/ipv4/ip_forward", 6: "/proc/sys/net/ipv6/conf/all/forwarding"}
+OUR_LINKS = ("headcni", "tailscale", "hc")  # by how their names begin
+OTHER_CNI = {
+    "cni0": "flannel or a bridge",
+    "flannel.1": "flannel",
+    "cilium_host": "Cilium",
+    "vxlan.calico": "Calico",
+    "weave": "Weave Net",
+    "kube-bridge": "kube-router",
+}
+CONTAINERD = (
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/etc/containerd/config.toml",
+)
+
+
+def main() -> None:
+    paths = {"type": "list", "elements": "path"}
+    module = AnsibleModule(
+        argument_spec={
+            "config": {"type": "dict", "default": {}},
+            "src": {"type": "path"},
+            "wheels": {"type": "path"},
+            "require_pod_cidr": {"type": "bool", "default": False},
+            "enable_ipv6": {"type": "bool"},
+            "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
+            "bridge": {"default": "headcni0"},
+            "cni_bin_dirs": {**paths, "default": ["/opt/cni/bin"]},
+            "cni_conf_dir": {"type": "path", "default": conflist.DIRECTORY},
+            "bin_dir": {"type": "path", "default": "/usr/local/bin"},
+            "ignore_routes": {"type": "list", "elements": "str", "default": []},
+            "min_free_mib": {"type": "int", "default": 128},
+            "max_clock_skew": {"type": "int", "default": 60},
+            "now": {"type": "float"},
+            "report_only": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    arrived = time.time()
+    node.refuse_other_platforms(module)
+    given = module.params
+    config = node_config.pruned(given["config"])
+    found, wrong = pod_cidrs(config, given)
+    problems = [
+        *wrong,
+        *clock(given, arrived),
+        *root(),
+        *python(),
+        *kernel_features(given),
+        *forwarding(found.cidrs if found else ()),
+        *mode(config),
+        *services(config),
+        *places(given),
+        *(overlaps(config, found.cidrs, given) if found else []),
+        *names(config, given),
+    ]
+    result = {
+        "changed": False,
+        "problems": problems,
+        "notes": notes(given),
+        "pod_cidrs": [str(cidr) for cidr in found.cidrs] if found else [],
+        "pod_cidr_source": found.source if found else "",
+        "pod_cidr_guessed": bool(found and found.guessed),
+    }
+    if problems and not given["report_only"]:
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        module.fail_json(msg=f"{count} on this node: " + "; ".join(problems), **result)
+    module.exit_json(**result)
+
+
+def pod_cidrs(config: dict, given: dict) -> tuple[podcidr.Resolution | None, list[str]]:
+    try:
+        found = node_config.resolved(config, os.environ)
+    except podcidr.PodCidrError as problem:
+        return None, [f"pod CIDR: {problem}"]
+    wrong = []
+    if found.guessed and given["require_pod_cidr"]:
+        wrong.append(
+            f"pod CIDR: {podcidr.join(found.cidrs)} is a guess ({found.source}): "
+            "set headcni_node_pod_cidr for this node"
+        )
+    six = any(cidr.version == 6 for cidr in found.cidrs)
+    if given["enable_ipv6"] is True and not six:
+        wrong.append(
+            f"enable_ipv6: true, but {podcidr.join(found.cidrs)} has no IPv6: "
+            "give an IPv6 range in headcni_node_pod_cidr or headcni_node_cluster_cidr"
+        )
+    if given["enable_ipv6"] is False and six:
+        wrong.append(
+            f"enable_ipv6: false, but {podcidr.join(found.cidrs)} has IPv6: leave it out there"
+        )
+    return found, wrong
+
+
+def clock(given: dict, arrived: float) -> list[str]:
+    if given["now"] is None:
+        return []
+    skew = arrived - given["now"]
+    if abs(skew) <= given["max_clock_skew"]:
+        return []
+    which = "ahead of" if skew > 0 else "behind"
+    return [
+        f"clock: {abs(skew):.0f} s {which} the controller's, at most {given['max_clock_skew']} are "
+        "allowed: "
+        "keys and certificates will be refused; run a time service (chrony, systemd-timesyncd)"
+    ]
+
+
+def root() -> list[str]:
+    if os.geteuid() == 0:
+        return []
+    return [f"user: {os.geteuid()} is not root: set ansible_become to true"]
+
+
+def python() -> list[str]:
+    try:
+        node_release.ask_python()
+    except node_release.ReleaseError as problem:
+        return [f"python: {problem}"]
+    return []
+
+
+def kernel_features(given: dict) -> list[str]:
+    asked = [
+        ("TUN devices (/dev/net/tun)", kernel.lacks_tun(), "load the module tun"),
+        ("veth links", kernel.lacks_link("veth"), "load the module veth"),
+        ("nftables", kernel.lacks_nftables(), "load the module nf_tables"),
+        ("policy routing", kernel.lacks_rules(), "use a kernel with IP_MULTIPLE_TABLES"),
+    ]
+    if given["datapath"] == "bridge":
+        asked.append(("bridges", kernel.lacks_link("bridge"), "load the module bridge"))
+    return [f"kernel: no {what}: {why}; {fix}" for what, why, fix in asked if why]
+
+
+def forwarding(cidrs) -> list[str]:
+    wrong = []
+    for version in sorted({4, *(cidr.version for cidr in cidrs)}):
+        path = SYSCTL[version]
+        try:
+            with open(path, "r+"):
+                pass
+        except FileNotFoundError:
+            wrong.append(f"forwarding: this kernel has no IPv{version}: leave such ranges out")
+        except OSError as problem:
+            wrong.append(
+                f"forwarding: {path} cannot be written ({problem.strerror}): "
+                "the node must be able to forward packets"
+            )
+    return wrong
+
+
+def mode(config: dict) -> list[str]:
+    """To change it under pods that talk takes more than another configuration."""
+    wanted = (config.get("tailscale") or {}).get("mode", "host")
+    have = node_config.mode_of(node_config.PATH)
+    if have in ("", wanted):
+        return []
+    return [
+        f"mode: this node is in {have} mode, and {wanted} is asked for: switch it with "
+        f"playbooks/switch_mode.yml -e headcni_mode={wanted}, which keeps its pods connected"
+    ]
+
+
+def services(config: dict) -> list[str]:
+    """systemd, and the ports that our services want."""
+    wrong = []
+    if not node.has_systemd():
+        wrong.append("systemd: does not run this machine: HeadCNI's services need it")
+    monitoring = config.get("monitoring") or {}
+    tailscale = config.get("tailscale") or {}
+    ports = []
+    if monitoring.get("enabled", True):
+        address = str(monitoring.get("address", "127.0.0.1"))
+        ports.append((address, monitoring.get("port", 9001), "tcp", "monitoring_port"))
+    if tailscale.get("mode") == "daemon":
+        anywhere = "0.0.0.0"  # noqa: S104 – to see who listens, not to listen
+        ports.append((anywhere, tailscale.get("port", 41642), "udp", "tailscaled_port"))
+    for address, port, protocol, variable in ports:
+        if type(port) is not int or not 0 < port < 65536:
+            continue  # the configuration's own check says so
+        try:
+            holder = kernel.port_holder(address, port, protocol)
+        except (OSError, OverflowError) as problem:
+            wrong.append(f"port: {protocol} {address} port {port} cannot be had: {problem}")
+            continue
+        # Our own tailscaled is in a namespace of its own, so whoever has its port here is not it.
+        if holder and not (protocol == "tcp" and holder.command == "headcni-daemon"):
+            wrong.append(
+                f"port: {protocol} port {port} is held by {holder}: "
+                f"choose another by headcni_node_{variable}"
+            )
+    return wrong
+
+
+def places(given: dict) -> list[str]:
+    """Room for the release, and directories that can be written to."""
+    wrong = []
+    wanted = {
+        node_release.ROOT: given["min_free_mib"],
+        "/etc/headcni": 1,
+        "/var/lib/headcni": 8,
+        node_release.UNIT_DIR: 1,
+        given["cni_conf_dir"]: 1,
+        given["bin_dir"]: 1,
+        **dict.fromkeys(given["cni_bin_dirs"], 1),
+    }
+    for path, mebibytes in wanted.items():
+        if not os.path.isabs(path):
+            wrong.append(f"path: {path!r}, expected an absolute one")
+            continue
+        there = path
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        space = os.statvfs(there)
+        free = space.f_bavail * space.f_frsize >> 20
+        if space.f_flag & os.ST_RDONLY:
+            wrong.append(f"disk: {path} is on a file system that is mounted read-only")
+        elif free < mebibytes:
+            wrong.append(f"disk: {free} MiB free for {path}, {mebibytes} are needed: make room")
+        elif not os.path.isdir(there):
+            wrong.append(f"path: {there} is not a directory, and {path} should be in it")
+    for folder in (*given["cni_bin_dirs"], given["bin_dir"]):
+        for name in (*node_release.PROGRAMS, node_release.COMMAND):
+            path = os.path.join(folder, name)
+            if os.path.lexists(path) and not os.path.islink(path):
+                wrong.append(f"path: {path} is another program: move it away")
+    return wrong
+
+
+def overlaps(config: dict, own, given: dict) -> list[str]:
+    wrong = []
+    network = config.get("network") or {}
+    for service in cidrs_of(network.get("serviceCIDR")):
+        for cidr in own:
+            if service.version == cidr.version and service.overlaps(cidr):
+                wrong.append(f"pod CIDR: {cidr} overlaps the services' {service}")
+    allowed = cidrs_of(given["ignore_routes"])
+    cluster = cidrs_of(node_config.cluster_cidrs(config, own))
+    among = kernel.routes(lambda name: name == given["bridge"] or name.startswith(OUR_LINKS))
+    for cidr, route in kernel.clashes([*own, *cluster], among, allowed):
+        if cidr not in own and not route.connected:
+            continue
+        what = "pod CIDR" if cidr in own else "cluster CIDR"
+        text = f"{what}: {cidr} overlaps {route.network}, which this node reaches by "
+        if not any(text in said for said in wrong):
+            wrong.append(f"{text}{route.interface}: choose another range, or remove that one")
+    return wrong
+
+
+def cidrs_of(value) -> list:
+    texts = value.split(",") if isinstance(value, str) else value or []
+    found = []
+    for text in texts:
+        try:
+            found.append(podcidr.parse_cidr(str(text).strip()))
+        except podcidr.PodCidrError:
+            continue  # the configuration's own check says so
+    return found
+
+
+def names(config: dict, given: dict) -> list[str]:
+    wrong = []
+    if given["datapath"] == "bridge" and kernel.is_bridge(given["bridge"]) is False:
+        wrong.append(
+            f"interface: {given['bridge']} is there and is no bridge: "
+            "choose another name by headcni_node_bridge"
+        )
+    tailscale = config.get("tailscale") or {}
+    mesh = tailscale.get("interfaceName") or "headcni01"
+    is_bridge = kernel.is_bridge(mesh)
+    if tailscale.get("mode") == "daemon" and is_bridge:
+        wrong.append(
+            f"interface: {mesh} is there and is a bridge: "
+            "choose another name by headcni_node_interface"
+        )
+    return wrong
+
+
+def notes(given: dict) -> list[str]:
+    """Nothing that stops us, but that explains what a user may see."""
+    said = []
+    there = set(kernel.interfaces())
+    for name, whose in OTHER_CNI.items():
+        if name in there:
+            said.append(
+                f"{name}, an interface of {whose}, is there: its pods keep it until it goes"
+            )
+    seen = conflist.survey(given["cni_conf_dir"])
+    others = [n for n in seen.files if not n.endswith(conflist.SUFFIX) and n != conflist.NAME]
+    if others:
+        said.append(f"other conflists in {given['cni_conf_dir']}: {', '.join(sorted(others))}")
+    for path in CONTAINERD:
+        said += containerd(path, given)
+    return said
+
+
+def containerd(path: str, given: dict) -> list[str]:
+    """Where containerd says it looks, if that is elsewhere. Without a word it looks in
+    /opt/cni/bin and /etc/cni/net.d; k3s says so only while it runs its own flannel."""
+    text = node_config.read(path) or ""
+    said = []
+    for key, ours in (("conf_dir", [given["cni_conf_dir"]]), ("bin_dir", given["cni_bin_dirs"])):
+        for theirs in re.findall(rf"""(?m)^\s*{key}\s*=\s*["']([^"']+)["']""", text):
+            if theirs.rstrip("/") not in ours:
+                said.append(
+                    f"{path} has {key} {theirs}, and we write to {', '.join(ours)}: "
+                    "set headcni_node_cni_conf_dir and headcni_node_cni_bin_dirs to what it has, "
+                    "or start k3s with --flannel-backend=none"
+                )
+    return said
+
+
+if __name__ == "__main__":
+    main()

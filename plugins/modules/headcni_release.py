@@ -1,0 +1,293 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH117 (the documentation comes first; pathlib is slow to load)
+"""Install a release of the runtime on a node, and say which one is in use."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_release
+short_description: Install a release of the HeadCNI runtime on a node
+version_added: 0.1.0
+description:
+  - Installs the runtime as C(/opt/headcni/releases/VERSION/), compiled for the node's own
+    C(/usr/bin/python3), and makes C(/opt/headcni/current) lead to it in one step. A release that
+    does not run on the node never becomes the current one.
+  - Links the CNI programs into the container runtime's directories and the command C(headcnictl)
+    into the path, and puts the systemd units in place.
+  - The controller builds the tarball from the collection itself if I(src) is not given, once for
+    each state of the sources, and keeps it in the user's cache directory. It is sent only to nodes
+    that lack this very build.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  state:
+    description:
+      - V(present) installs the release and makes it the current one.
+      - V(absent) removes the release I(version); without one, all releases, links and units. The
+        services must have been stopped before.
+    type: str
+    choices: [present, absent]
+    default: present
+  src:
+    description:
+      - A tarball C(headcni-runtime-VERSION.tar.gz) on the controller, as C(make release) builds it.
+      - By default the controller builds it from the collection.
+    type: path
+  wheels:
+    description:
+      - A directory on the controller with the wheels that C(plugins/cni/requirements.lock) names,
+        for a controller that reaches no package index.
+    type: path
+  version:
+    description:
+      - A release that is on the node already, to switch to it, as a roll-back does.
+      - Nothing is built and nothing sent then, unless I(src) is given too.
+    type: str
+  checksum:
+    description:
+      - The SHA-256 of the tarball, in hexadecimal, as it is known from elsewhere.
+      - By default that of the file on the controller. The node checks what it received in any case.
+    type: str
+  cni_bin_dirs:
+    description: Where the container runtime looks for CNI plugins.
+    type: list
+    elements: path
+    default: [/opt/cni/bin]
+  bin_dir:
+    description: Where the command C(headcnictl) is linked.
+    type: path
+    default: /usr/local/bin
+  plugin_dirs:
+    description:
+      - Where a C(loopback) plugin may be found, if I(cni_bin_dirs) have none. containerd calls it
+        for each pod.
+    type: list
+    elements: path
+    default:
+      - /usr/lib/cni
+      - /usr/libexec/cni
+      - /var/lib/rancher/k3s/data/cni
+      - /var/lib/rancher/k3s/data/current/bin
+  keep:
+    description: How many releases stay on the node, the current one and the one before it included.
+    type: int
+    default: 3
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status without modifying the node.
+    support: full
+  diff_mode:
+    description: Returns which links, units and releases change.
+    support: full
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_config
+  - module: headcni.mesh.headcni_info
+"""
+
+EXAMPLES = r"""
+- name: Install the runtime that this collection carries
+  headcni.mesh.headcni_release:
+
+- name: Install a tarball that was built elsewhere
+  headcni.mesh.headcni_release:
+    src: files/headcni-runtime-0.1.0.tar.gz
+
+- name: Go back to the release before
+  headcni.mesh.headcni_release:
+    version: 0.0.9
+"""
+
+RETURN = r"""
+current:
+  description: The release in use, with its name, version and digest.
+  type: dict
+  returned: success
+  sample: {name: 0.1.0, version: 0.1.0, digest: 1f0c…}
+previous:
+  description: The release that was in use before; none on a fresh node.
+  type: dict
+  returned: success
+installed:
+  description: Every release on the node, the latest to be installed last.
+  type: list
+  elements: dict
+  returned: success
+removed:
+  description: Names of the releases that were removed.
+  type: list
+  elements: str
+  returned: success
+units_changed:
+  description: Units whose file is another now; systemd was told.
+  type: list
+  elements: str
+  returned: success
+loopback:
+  description: Where the loopback plugin comes from; empty if the node has none.
+  type: str
+  returned: success
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    node,
+    node_baseline,
+    node_release,
+)
+
+NO_LOOPBACK = (
+    "there is no loopback CNI plugin in {dirs}, nor elsewhere on this node: containerd needs it "
+    "for each pod. Install containernetworking-plugins (or kubernetes-cni) and run again"
+)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"choices": ["present", "absent"], "default": "present"},
+            "src": {"type": "path"},
+            "wheels": {"type": "path"},
+            "version": {"type": "str"},
+            "checksum": {"type": "str"},
+            "cni_bin_dirs": {"type": "list", "elements": "path", "default": ["/opt/cni/bin"]},
+            "bin_dir": {"type": "path", "default": "/usr/local/bin"},
+            "plugin_dirs": {
+                "type": "list",
+                "elements": "path",
+                "default": list(node_release.PLUGIN_DIRS),
+            },
+            "keep": {"type": "int", "default": 3},
+        },
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    if module.params["keep"] < 2:
+        module.fail_json(
+            msg=f"keep: {module.params['keep']}, expected 2 or more, so that one can go back"
+        )
+    try:
+        result = (present if module.params["state"] == "present" else absent)(module)
+    except (node_release.ReleaseError, node.NodeError) as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as problem:
+        module.fail_json(msg=f"{problem.filename or node_release.ROOT}: {problem.strerror}")
+    module.exit_json(**result)
+
+
+def present(module: AnsibleModule) -> dict:
+    given, dry = module.params, module.check_mode
+    wanted = wanted_of(given)
+    version = node_release.check_name(given["version"] or "")
+    steps = node_release.Steps()
+    interpreter = node_release.ask_python()
+    before = node_release.current()
+    release = node_release.find(node_release.installed(), version, given["checksum"] or "")
+    if release is None:
+        if not given["checksum"]:
+            there = ", ".join(one.name for one in node_release.installed()) or "none"
+            raise node_release.ReleaseError(
+                f"version: {version} is not on this node; there are: {there}"
+            )
+        if given["src"]:
+            release = node_release.install(given["src"], version, given["checksum"])
+        elif dry:
+            release = node_release.foretold(version, given["checksum"])
+        else:
+            return {"changed": False, "needs_src": True}
+        steps.note("", f"release {release.name}")
+    elif not node_release.is_compiled(release, interpreter):
+        steps.note("", f"release {release.name} compiled for {interpreter.tag}")
+        if not dry:
+            node_release.compile_release(release.path, release.path)
+            node_release.try_out(release.path, release.version)
+    if before != release:
+        steps.note(f"current: {before.name}" if before else "", f"current: {release.name}")
+    loopback = node_release.loopback_of(wanted, release)
+    node_release.arrange(release, wanted, node_release.Steps(), dry=True)  # obstacles first
+    if before is None and not dry:
+        node_baseline.remember((*wanted.bin_dirs, wanted.command_dir))
+    if before != release and not dry:
+        node_release.switch(release)
+    units = node_release.arrange(release, wanted, steps, dry=dry)
+    removed = node_release.prune(
+        wanted.keep, steps, dry=dry, spare=before.name if before else release.name
+    )
+    if units and not dry and node.has_systemd():
+        node.order("daemon-reload")
+    if not loopback:
+        module.warn(NO_LOOPBACK.format(dirs=" or ".join(wanted.bin_dirs)))
+    return {
+        "changed": bool(steps),
+        "diff": steps.diff(),
+        "removed": removed,
+        "units_changed": units,
+        "loopback": loopback,
+        **summary(before, release.as_dict()),
+    }
+
+
+def summary(before, current) -> dict:
+    return {
+        "previous": before.as_dict() if before else None,
+        "current": current,
+        "installed": node_release.report()["installed"],
+    }
+
+
+def absent(module: AnsibleModule) -> dict:
+    version, dry = module.params["version"], module.check_mode
+    steps = node_release.Steps()
+    before = node_release.current()
+    if version:
+        release = node_release.find(node_release.installed(), node_release.check_name(version), "")
+        if release is not None:
+            if release == before:
+                raise node_release.ReleaseError(
+                    f"version: {version} is in use; switch to another one first"
+                )
+            steps.note(f"release {release.name}", "")
+            if not dry:
+                node_release.remove_release(release)
+        return {
+            "changed": bool(steps),
+            "diff": steps.diff(),
+            "removed": [release.name] if release else [],
+            **summary(before, before.as_dict() if before else None),
+        }
+    if not dry and node.has_systemd():
+        running = [n for n in node_release.unit_names() if node.unit(n).is_active]
+        if running:
+            raise node_release.ReleaseError(f"{', '.join(running)}: still running; stop it first")
+    removed = [one.name for one in node_release.installed()]
+    node_release.remove(wanted_of(module.params), steps, dry=dry)
+    if steps and not dry and node.has_systemd():
+        node.order("daemon-reload")
+    return {
+        "changed": bool(steps),
+        "diff": steps.diff(),
+        "removed": removed,
+        **summary(before, None),
+    }
+
+
+def wanted_of(given: dict) -> node_release.Wanted:
+    for path in (*given["cni_bin_dirs"], given["bin_dir"]):
+        if not os.path.isabs(path):
+            raise node_release.ReleaseError(f"{path!r}: expected an absolute path")
+    return node_release.Wanted(
+        bin_dirs=given["cni_bin_dirs"],
+        command_dir=given["bin_dir"],
+        plugin_dirs=given["plugin_dirs"],
+        keep=given["keep"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402, PTH118, PTH123 (the documentation comes first; pathlib is slow to load)
+"""Keep a service of HeadCNI running with what is installed now, and wait until it is ready."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: headcni_service
+short_description: Run the services of HeadCNI on a node
+version_added: 0.1.0
+description:
+  - Starts and enables C(headcni-daemon.service) or C(headcni-tailscaled.service).
+  - A service that runs, but was started before the release, the unit or the configuration that are
+    there now, is restarted, so a play that was cut off is finished by the next one. Pods do not
+    notice a restart of the daemon.
+  - Waits until the daemon says that it is ready; if it does not, every condition that does not hold
+    is named.
+author:
+  - The HeadCNI authors (@headcni)
+options:
+  name:
+    description: Which one.
+    type: str
+    choices: [headcni-daemon, headcni-tailscaled]
+    required: true
+  state:
+    description: What to do. V(stopped) also disables it.
+    type: str
+    choices: [started, restarted, stopped]
+    default: started
+  restart:
+    description: Whether something changed in this play that needs a restart.
+    type: bool
+    default: false
+  reload:
+    description: Whether something changed in this play that needs a reload.
+    type: bool
+    default: false
+  environment:
+    description:
+      - Variables of C(headcni-tailscaled), written to C(/etc/default/headcni-tailscaled).
+      - The file is left alone if this is not given.
+    type: dict
+  port:
+    description: The UDP port of C(headcni-tailscaled); one that runs with another is restarted.
+    type: int
+  ready_address:
+    description: Where the daemon's monitor listens. Without one, what systemd says is enough.
+    type: str
+  ready_port:
+    description: The port of the monitor.
+    type: int
+    default: 9001
+  ready_timeout:
+    description: How many seconds to wait until the daemon is ready. V(0) does not ask.
+    type: int
+    default: 60
+  ready_without:
+    description:
+      - Conditions that need not hold; those that do not are told as warnings.
+      - By default V(pods), the watch of pods, as a node may be made before there is an API server.
+    type: list
+    elements: str
+    default: [pods]
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status without modifying the node.
+    support: full
+  diff_mode:
+    description: Returns the state of the service before and after.
+    support: full
+  platform:
+    description: The nodes it is for.
+    support: full
+    platforms: linux
+seealso:
+  - module: headcni.mesh.headcni_release
+  - module: headcni.mesh.headcni_config
+"""
+
+EXAMPLES = r"""
+- name: Start the daemon and wait until it is ready
+  headcni.mesh.headcni_service:
+    name: headcni-daemon
+    ready_address: 127.0.0.1
+"""
+
+RETURN = r"""
+action:
+  description: What was done, V(none), V(started), V(restarted), V(reloaded) or V(stopped).
+  type: str
+  returned: success
+reason:
+  description: Why it was restarted.
+  type: str
+  returned: success
+conditions:
+  description: What the daemon says about itself, a condition each.
+  type: list
+  elements: dict
+  returned: when the daemon was asked
+  sample: [{name: cni-socket, ok: true, reason: ""}]
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node, node_config
+
+ENVIRONMENT = "/etc/default/headcni-tailscaled"
+UNIT_DIR = "/etc/systemd/system"
+POLL_SECONDS = 0.25
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"choices": ["headcni-daemon", "headcni-tailscaled"], "required": True},
+            "state": {"choices": ["started", "restarted", "stopped"], "default": "started"},
+            "restart": {"type": "bool", "default": False},
+            "reload": {"type": "bool", "default": False},
+            "environment": {"type": "dict"},
+            "port": {"type": "int"},
+            "ready_address": {},
+            "ready_port": {"type": "int", "default": 9001},
+            "ready_timeout": {"type": "int", "default": 60},
+            "ready_without": {"type": "list", "elements": "str", "default": ["pods"]},
+        },
+        supports_check_mode=True,
+    )
+    node.refuse_other_platforms(module)
+    try:
+        module.exit_json(**(stop if module.params["state"] == "stopped" else run)(module))
+    except node.NodeError as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as problem:
+        module.fail_json(msg=f"{problem.filename}: {problem.strerror}")
+
+
+def run(module: AnsibleModule) -> dict:
+    given, name = module.params, f"{module.params['name']}.service"
+    variables = environment(module)
+    before = node.unit(name)
+    if before.load == "not-found" and not module.check_mode:
+        raise node.NodeError(f"{name} is not installed: install a release first")
+    action, reason = decide(given, before, variables)
+    enable = before.enabled != "enabled"
+    if not module.check_mode:
+        if before.stale:
+            node.order("daemon-reload")
+        if enable:
+            node.order("enable", name)
+        if action != "none":
+            node.order(
+                {"started": "start", "restarted": "restart", "reloaded": "reload"}[action], name
+            )
+    result = {
+        "changed": action != "none" or enable or bool(variables),
+        "action": action,
+        "reason": reason,
+        "diff": {
+            "before": state(name, before.is_active, not enable) + (variables or ("", ""))[0],
+            "after": state(name, True, True, reason) + (variables or ("", ""))[1],
+        },
+    }
+    if given["ready_address"] and given["ready_timeout"] and not module.check_mode:
+        result["conditions"] = wait_until_ready(module, name)
+    return result
+
+
+def decide(given: dict, unit: node.Unit, variables) -> tuple[str, str]:
+    """What to do with a service, and why."""
+    if not unit.is_active:
+        return "started", ""
+    if given["state"] == "restarted" or given["restart"]:
+        return "restarted", "asked for"
+    if variables:
+        return "restarted", f"{ENVIRONMENT} changed"
+    if given["port"] and not has_port(unit.pid, given["port"]):
+        return "restarted", f"it does not run with port {given['port']}"
+    for path in sources(given["name"]):
+        if path == node_config.PATH and given["reload"]:
+            continue
+        if changed_at(path) > unit.changed_at:
+            return "restarted", f"{path} is newer than the service"
+    return ("reloaded", "the configuration changed") if given["reload"] else ("none", "")
+
+
+def sources(name: str) -> list[str]:
+    """What a service is made of: whichever is newer than the service asks for a restart."""
+    unit = os.path.join(UNIT_DIR, f"{name}.service")
+    if name == "headcni-daemon":
+        return [node_config.RELEASE, unit, node_config.PATH]
+    return [unit, ENVIRONMENT]
+
+
+def has_port(pid: int, port: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return f"--port={port}".encode() in stream.read().split(b"\0")
+    except OSError:
+        return True  # it has just ended, and systemd starts it again
+
+
+def changed_at(path: str) -> float:
+    """Of the file itself: for `current`, when the link was switched."""
+    try:
+        return os.lstat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def environment(module: AnsibleModule):
+    """Write the variables; the text before and after if it changed."""
+    wanted = module.params["environment"]
+    if wanted is None:
+        return None
+    for key, value in wanted.items():
+        if not str(key).isidentifier() or "\n" in str(value):
+            raise node.NodeError(f"environment: {key!r}: expected NAME: a value of one line")
+    lines = [f'{key}="{quoted(value)}"\n' for key, value in sorted(wanted.items())]
+    text = "# Written by Ansible (headcni.mesh.headcni_node).\n" + "".join(lines)
+    old = node_config.read(ENVIRONMENT)
+    if old == text or (old is None and not wanted):
+        return None
+    if not module.check_mode:
+        node_config.write(ENVIRONMENT, text)
+    return node_config.redacted_env(old or ""), node_config.redacted_env(text)
+
+
+def quoted(value) -> str:
+    return str(value).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def stop(module: AnsibleModule) -> dict:
+    name = f"{module.params['name']}.service"
+    before = node.unit(name)
+    enabled = before.enabled == "enabled"
+    active = before.active not in ("inactive", "failed", "")
+    if not module.check_mode:
+        if active:
+            node.order("stop", name)
+        if enabled:
+            node.order("disable", name)
+    return {
+        "changed": active or enabled,
+        "action": "stopped" if active else "none",
+        "reason": "",
+        "diff": {
+            "before": state(name, active, enabled),
+            "after": state(name, False, False),
+        },
+    }
+
+
+def state(name: str, active: bool, enabled: bool, reason: str = "") -> str:
+    why = f", restarted: {reason}" if reason and active else ""
+    return (
+        f"{name}: {'active' if active else 'inactive'}, "
+        f"{'enabled' if enabled else 'disabled'}{why}\n"
+    )
+
+
+def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
+    given = module.params
+    deadline = time.monotonic() + given["ready_timeout"]
+    while True:
+        answer = monitor.ready(given["ready_address"], given["ready_port"])
+        lacking = [one for one in answer.conditions if not one["ok"]]
+        if answer.conditions and all(one["name"] in given["ready_without"] for one in lacking):
+            for one in lacking:
+                module.warn(f"{name}: {one['name']}: {one['reason']}")
+            return answer.conditions
+        if time.monotonic() > deadline:
+            said = "; ".join(answer.problems) or "no answer"
+            raise node.NodeError(
+                f"{name} is not ready after {given['ready_timeout']} s: {said}; "
+                f"see journalctl -u {name}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

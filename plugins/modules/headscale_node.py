@@ -1,0 +1,253 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402 (Ansible wants the documentation before the imports)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: headscale_node
+short_description: Rename, tag, expire or remove a node at a Headscale server
+version_added: 0.1.0
+author:
+  - The HeadCNI authors (@headcni)
+description:
+  - Changes what a Headscale server holds about one node. A node gets there by joining, not by this
+    module.
+options:
+  id:
+    description: The node's number at Headscale.
+    type: str
+  node_key:
+    description: The node's key, C(nodekey:) and 64 digits, as C(tailscale status --json) has it.
+    type: str
+  name:
+    description:
+      - The node's name at Headscale, or its host name.
+      - If more than one node has it, that is an error which lists their ids.
+    type: str
+  state:
+    description: V(absent) removes the node. It has to join again to come back.
+    type: str
+    choices: [present, absent]
+    default: present
+  new_name:
+    description: What the node is to be called, as a DNS label.
+    type: str
+  tags:
+    description:
+      - The tags that the node is to have, all of them.
+      - From Headscale 0.28 on, each must be in the policy's C(tagOwners), and the last one cannot
+        be taken away.
+    type: list
+    elements: str
+  expiry:
+    description:
+      - V(now) expires the node's key, unless it has expired. The node then has to log in again.
+      - V(never) lets it never expire. Headscale can do that from 0.29 on.
+    type: str
+    choices: [now, never]
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+extends_documentation_fragment:
+  - headcni.mesh.headscale
+seealso:
+  - module: headcni.mesh.headscale_routes
+  - module: headcni.mesh.headscale_policy
+"""
+
+EXAMPLES = r"""
+- name: Remove what a reinstalled machine left behind
+  headcni.mesh.headscale_node:
+    url: https://headscale.example.org
+    api_key: "{{ vault_headscale_api_key }}"
+    id: "12"
+    state: absent
+  delegate_to: localhost
+
+- name: Call a node by its rack, and tag it
+  headcni.mesh.headscale_node:
+    name: node1
+    new_name: rack-7-1
+    tags: [tag:k8s]
+
+- name: Let it log in again
+  headcni.mesh.headscale_node:
+    name: rack-7-1
+    expiry: now
+"""
+
+RETURN = r"""
+node:
+  description: The node as it is now, or would be. Empty if it is absent.
+  returned: success
+  type: dict
+  contains:
+    id:
+      description: Its number.
+      type: str
+    node_key:
+      description: Its key.
+      type: str
+    name:
+      description: Its name, a DNS label.
+      type: str
+    hostname:
+      description: What the machine calls itself.
+      type: str
+    user:
+      description: The user it belongs to.
+      type: str
+    tags:
+      description: Its tags.
+      type: list
+      elements: str
+    expiry:
+      description: When it expires. Empty if never.
+      type: str
+    approved_routes:
+      description: The routes that are approved.
+      type: list
+      elements: str
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
+    NOT_FOUND,
+    OPTION,
+    REFUSED,
+    Headscale,
+    HeadscaleError,
+    Node,
+    check_label,
+    check_tags,
+    connect,
+    connection_spec,
+    fail,
+    find_node,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import tags_of
+
+SELECTORS = ("id", "node_key", "name")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **connection_spec(),
+            "id": {"type": "str"},
+            "node_key": {"type": "str", "no_log": False},
+            "name": {"type": "str"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "new_name": {"type": "str"},
+            "tags": {"type": "list", "elements": "str"},
+            "expiry": {"type": "str", "choices": ["now", "never"]},
+        },
+        required_one_of=[SELECTORS],
+        mutually_exclusive=[SELECTORS],
+        supports_check_mode=True,
+    )
+    try:
+        result = _ensure(connect(module), module.params, module.check_mode)
+    except HeadscaleError as problem:
+        fail(module, problem)
+    module.exit_json(**result)
+
+
+def _ensure(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    if given["new_name"] is not None:
+        check_label("new_name", given["new_name"])
+    check_tags("tags", given["tags"] or ())
+    nodes = server.nodes()
+    node = find_node(nodes, **{key: given[key] for key in SELECTORS})
+    if node is None and given["new_name"]:
+        # It may have been renamed by an earlier run.
+        node = find_node(nodes, name=given["new_name"]) if given["name"] else None
+    if given["state"] == "absent":
+        return _absent(server, node, check_mode)
+    if node is None:
+        key = next(key for key in SELECTORS if given[key])
+        raise HeadscaleError(
+            NOT_FOUND,
+            f"{key}: Headscale has no node {given[key]!r}; see that it has joined this very server",
+        )
+    wanted = _wanted(server, node, nodes, given)
+    if not check_mode:
+        _write(server, node, wanted)
+    return {
+        "changed": wanted != node,
+        "node": wanted.as_dict(),
+        "diff": {"before": _changeable(node), "after": _changeable(wanted)},
+    }
+
+
+def _wanted(server: Headscale, node: Node, nodes: list[Node], given: dict[str, Any]) -> Node:
+    """The node as it is to be. What the server would refuse is refused here, so that check mode
+    knows it too."""
+    wanted = node
+    new_name = given["new_name"] or node.name
+    if new_name != node.name:
+        for other in nodes:
+            if other.name == new_name:
+                raise HeadscaleError(
+                    OPTION, f"new_name: {new_name!r} is the name of node {other.label} already"
+                )
+        wanted = replace(wanted, name=new_name)
+    if given["tags"] is not None and set(given["tags"]) != set(node.tags):
+        if node.tags_need_owners:
+            _check_owners(server, given["tags"])
+        wanted = replace(wanted, tags=tuple(sorted(set(given["tags"]))))
+    expired = node.expiry is not None and node.expiry <= server.now()
+    if given["expiry"] == "now" and not expired:
+        wanted = replace(wanted, expiry=server.now())
+    if given["expiry"] == "never" and node.expiry is not None:
+        server.check_never()
+        wanted = replace(wanted, expiry=None)
+    return wanted
+
+
+def _check_owners(server: Headscale, tags: list[str]) -> None:
+    if not tags:
+        raise HeadscaleError(
+            OPTION, "tags: empty, and Headscale takes away no node's last tag: name at least one"
+        )
+    unknown = sorted(set(tags) - tags_of(server.policy().text))
+    if unknown:
+        raise HeadscaleError(
+            REFUSED,
+            f"tags: {', '.join(unknown)} not in the policy's tagOwners: "
+            "add it there with headscale_policy tag_owners",
+        )
+
+
+def _write(server: Headscale, node: Node, wanted: Node) -> None:
+    if wanted.name != node.name:
+        server.rename_node(node, wanted.name)
+    if wanted.tags != node.tags:
+        server.tag_node(node, wanted.tags)
+    if wanted.expiry != node.expiry and wanted.expiry is not None:
+        server.expire_node(node)
+    elif wanted.expiry != node.expiry:
+        server.never_expire_node(node)
+
+
+def _absent(server: Headscale, node: Node | None, check_mode: bool) -> dict[str, Any]:
+    if node is not None and not check_mode:
+        server.delete_node(node)
+    before = _changeable(node) if node else {}
+    return {"changed": bool(node), "node": {}, "diff": {"before": before, "after": {}}}
+
+
+def _changeable(node: Node) -> dict[str, Any]:
+    shown = node.as_dict()
+    return {key: shown[key] for key in ("id", "name", "tags", "expiry")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# ruff: noqa: E402 (Ansible wants the documentation before the imports)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: headscale_preauth_key
+short_description: Mint, expire or delete a pre-auth key of a Headscale server
+version_added: 0.1.0
+author:
+  - The HeadCNI authors (@headcni)
+description:
+  - Mints a key that nodes log in with, or sees to it that one is good for nothing any more.
+  - The key that was minted is part of the result. Set C(no_log=true) on the task, or it is printed.
+options:
+  state:
+    description:
+      - V(present) mints a new key each time, and so always changes something.
+      - V(expired) expires the key that O(id) or O(prefix) names.
+      - V(absent) deletes it, which Headscale can from 0.28 on. An ephemeral node whose key is
+        deleted is no longer ephemeral.
+    type: str
+    choices: [present, expired, absent]
+    default: present
+  user:
+    description:
+      - The name of the user that the nodes will belong to.
+      - From Headscale 0.28 on it can be left out if there are O(tags), which then own the nodes.
+      - Before 0.28 it is needed to expire a key, too.
+    type: str
+  tags:
+    description: The tags that nodes get which log in with this key, such as C(tag:k8s).
+    type: list
+    elements: str
+    default: []
+  reusable:
+    description: Whether more than one node may log in with it.
+    type: bool
+    default: false
+  ephemeral:
+    description:
+      - Whether nodes that log in with it are removed when they have been offline for a while.
+    type: bool
+    default: false
+  expiration_minutes:
+    description: For how long the key is good, by the server's clock.
+    type: int
+    default: 60
+  id:
+    description: The number of the key to expire or delete.
+    type: str
+  prefix:
+    description:
+      - How the key to expire or delete begins. At least 8 characters, and no other key's beginning.
+    type: str
+attributes:
+  check_mode:
+    support: full
+    details: No key is minted, and so none is returned.
+  diff_mode:
+    support: full
+    details: The key itself is not in it.
+extends_documentation_fragment:
+  - headcni.mesh.headscale
+seealso:
+  - module: headcni.mesh.headscale_user
+"""
+
+EXAMPLES = r"""
+- name: Mint a key that is good for an hour
+  headcni.mesh.headscale_preauth_key:
+    url: https://headscale.example.org
+    api_key: "{{ vault_headscale_api_key }}"
+    user: headcni
+    tags: [tag:k8s]
+    reusable: true
+    expiration_minutes: 60
+  register: minted
+  no_log: true
+  delegate_to: localhost
+  run_once: true
+
+- name: See that nobody uses it again
+  headcni.mesh.headscale_preauth_key:
+    user: headcni
+    id: "{{ minted.id }}"
+    state: expired
+"""
+
+RETURN = r"""
+key:
+  description: The key, when it was minted. Empty in check mode.
+  returned: O(state=present)
+  type: str
+  sample: hskey-auth-…
+id:
+  description: The key's number. Empty in check mode.
+  returned: O(state=present)
+  type: str
+  sample: "7"
+expiration:
+  description: Until when it is good.
+  returned: O(state=present)
+  type: str
+  sample: "2026-11-16T07:00:00Z"
+keys:
+  description: The keys that were expired or deleted, without the keys themselves.
+  returned: O(state=expired) or O(state=absent)
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Optional
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
+    NOT_FOUND,
+    OPTION,
+    REFUSED,
+    Headscale,
+    HeadscaleError,
+    PreAuthKey,
+    User,
+    check_tags,
+    connect,
+    connection_spec,
+    fail,
+    in_minutes,
+)
+
+LONGEST_MINUTES = 366 * 24 * 60
+SHORTEST_PREFIX = 8
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **connection_spec(),
+            "state": {
+                "type": "str",
+                "choices": ["present", "expired", "absent"],
+                "default": "present",
+            },
+            "user": {"type": "str"},
+            "tags": {"type": "list", "elements": "str", "default": []},
+            "reusable": {"type": "bool", "default": False},
+            "ephemeral": {"type": "bool", "default": False},
+            "expiration_minutes": {"type": "int", "default": 60},
+            "id": {"type": "str"},
+            "prefix": {"type": "str", "no_log": False},
+        },
+        required_if=[
+            ("state", "expired", ("id", "prefix"), True),
+            ("state", "absent", ("id", "prefix"), True),
+        ],
+        mutually_exclusive=[("id", "prefix")],
+        supports_check_mode=True,
+    )
+    try:
+        server = connect(module)
+        if module.params["state"] == "present":
+            result = _mint(module, server)
+        else:
+            result = _end(server, module.params, module.check_mode)
+    except HeadscaleError as problem:
+        fail(module, problem)
+    module.exit_json(**result)
+
+
+def _mint(module: AnsibleModule, server: Headscale) -> dict[str, Any]:
+    given = module.params
+    check_tags("tags", given["tags"])
+    minutes = given["expiration_minutes"]
+    if not 1 <= minutes <= LONGEST_MINUTES:
+        raise HeadscaleError(
+            OPTION, f"expiration_minutes: {minutes}, expected a number from 1 to {LONGEST_MINUTES}"
+        )
+    user = _owner(module, server)
+    if user is None and not given["user"]:
+        if not given["tags"]:
+            raise HeadscaleError(
+                OPTION, "user: missing, expected a user or tags: who owns the nodes?"
+            )
+        if server.version().number < (0, 28):
+            raise HeadscaleError(
+                OPTION,
+                f"user: missing, and Headscale {server.version().text} makes no key without one",
+            )
+    expiration = in_minutes(server.now(), minutes)
+    made = PreAuthKey(
+        "", "", given["user"] or "", tuple(given["tags"]), given["reusable"], given["ephemeral"],
+        expiration=expiration,
+    )  # fmt: skip
+    if not module.check_mode:
+        made = server.create_key(
+            user, given["tags"], given["reusable"], given["ephemeral"], expiration
+        )
+        if not made.key:
+            raise HeadscaleError(REFUSED, "Headscale made a key and did not tell it")
+    shown = made.as_dict()
+    return {"changed": True, "key": made.key, **shown, "diff": {"before": {}, "after": shown}}
+
+
+def _owner(module: AnsibleModule, server: Headscale) -> Optional[User]:
+    name = module.params["user"]
+    if not name:
+        return None
+    user = server.user(name)
+    if user is None and module.check_mode:
+        module.warn(f"Headscale has no user {name!r} yet; for a key, it must have")
+    elif user is None:
+        raise HeadscaleError(
+            NOT_FOUND, f"user: Headscale has no user {name!r}: make it with headscale_user"
+        )
+    return user
+
+
+def _end(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    prefix = given["prefix"] or ""
+    if prefix and len(prefix) < SHORTEST_PREFIX:
+        raise HeadscaleError(
+            OPTION, f"prefix: {prefix!r}, expected at least {SHORTEST_PREFIX} characters"
+        )
+    user = server.user(given["user"]) if given["user"] else None
+    if given["user"] and user is None:
+        return {"changed": False, "keys": [], "diff": {"before": [], "after": []}}
+    if prefix:
+        found = [key for key in server.keys(user) if _begins(key.key, prefix)]
+    else:
+        found = [key for key in server.keys(user) if key.id == given["id"]]
+    if len(found) > 1:
+        ids = ", ".join(key.id for key in found)
+        raise HeadscaleError(REFUSED, f"prefix: several keys begin so (ids {ids}): give one id")
+    expired = given["state"] == "expired"
+    todo = [
+        key
+        for key in found
+        if not expired or key.expiration is None or key.expiration > server.now()
+    ]
+    for key in todo if not check_mode else ():
+        if expired:
+            server.expire_key(key, user)
+        else:
+            server.delete_key(key)
+    ended = [{"id": key.id, "state": given["state"]} for key in todo] if expired else []
+    return {
+        "changed": bool(todo),
+        "keys": [key.as_dict() for key in todo],
+        "diff": {"before": [{"id": key.id, "state": "present"} for key in todo], "after": ended},
+    }
+
+
+def _begins(key: str, prefix: str) -> bool:
+    """From 0.28 on, a list has `hskey-auth-` and twelve characters of a key, then stars."""
+    shown = key.rstrip("*").rstrip("-") if key.endswith("*") else key
+    return key.startswith(prefix) or (key != shown and prefix.startswith(shown))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Say which Tailscale a node has, and how it stands with its tailnet."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tailscale_info
+short_description: Say which Tailscale a node has and how it stands with its tailnet
+version_added: 0.1.0
+description:
+  - Asks the installed programs for their version, and the tailscaled that runs for everything else.
+  - Also answers where Tailscale is not installed, or not running. Such a node has to log in.
+options:
+  socket:
+    description: The socket of tailscaled.
+    type: path
+    default: /run/tailscale/tailscaled.sock
+  login_server:
+    description: The server that the node should be joined to. Without it, any will do.
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    description: Changes nothing in either mode.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+author:
+  - The HeadCNI authors (@headcni)
+"""
+
+EXAMPLES = r"""
+- name: Find out whether the node must log in
+  headcni.mesh.tailscale_info:
+    login_server: https://headscale.example.org
+  register: standing
+"""
+
+RETURN = r"""
+installed:
+  description: Whether both programs are installed.
+  returned: success
+  type: bool
+version:
+  description: The version of the programs; empty if they are not installed, and V(mixed) if they
+    are not of one version.
+  returned: success
+  type: str
+unit:
+  description: Whether systemd knows C(tailscaled.service).
+  returned: success
+  type: bool
+arch:
+  description: This node's architecture, as Tailscale calls it.
+  returned: success
+  type: str
+running_version:
+  description: The version of the tailscaled that runs; empty if none does.
+  returned: success
+  type: str
+backend_state:
+  description: What tailscaled says of itself; empty if it does not run.
+  returned: success
+  type: str
+needs_login:
+  description: Whether the node has to log in to be joined to O(login_server).
+  returned: success
+  type: bool
+login_reason:
+  description: Why.
+  returned: success
+  type: str
+login_server:
+  description: The server that the node is joined to.
+  returned: success
+  type: str
+node_key:
+  description: The node's public key, by which Headscale knows it.
+  returned: success
+  type: str
+name:
+  description: The node's name in the tailnet.
+  returned: success
+  type: str
+tailnet_ips:
+  description: The node's addresses in the tailnet.
+  returned: success
+  type: list
+  elements: str
+tags:
+  description: The tags that the login server has given the node.
+  returned: success
+  type: list
+  elements: str
+served_routes:
+  description: The node's routes that the login server has approved, as far as the node knows.
+  returned: success
+  type: list
+  elements: str
+prefs:
+  description: tailscaled's prefs, without its keys.
+  returned: success
+  type: dict
+peers:
+  description: How many other nodes this one sees.
+  returned: success
+  type: int
+peers_online:
+  description: How many of them are online.
+  returned: success
+  type: int
+health:
+  description: What tailscaled complains about.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import platform  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (  # noqa: E402
+    SOCKET,
+    LocalAPI,
+    LocalAPIError,
+    Status,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (  # noqa: E402
+    read,
+    server_mistakes,
+    why_login,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (  # noqa: E402
+    ARCHITECTURES,
+    installed_version,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_service import (  # noqa: E402
+    unit_exists,
+)
+
+SPEC = {
+    "socket": {"type": "path", "default": SOCKET},
+    "login_server": {"type": "str", "default": ""},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    server = module.params["login_server"].rstrip("/")
+    if server and server_mistakes(server):
+        module.fail_json(msg="; ".join(server_mistakes(server)))
+    try:
+        now = read(LocalAPI(module.params["socket"]), peers=True)
+    except LocalAPIError as problem:
+        module.fail_json(msg=str(problem))
+    version = installed_version()
+    status = now.status or Status.of({"BackendState": ""})
+    module.exit_json(
+        changed=False,
+        installed=bool(version),
+        version=version,
+        unit=unit_exists(),
+        arch=ARCHITECTURES.get(platform.machine(), platform.machine()),
+        running_version=status.version,
+        backend_state=status.state if now.status else "",
+        needs_login=bool(why_login(now, server)),
+        login_reason=why_login(now, server),
+        login_server=now.login_server,
+        node_key=status.node_key,
+        name=status.name,
+        tailnet_ips=list(status.addresses),
+        tags=list(status.tags),
+        served_routes=list(status.served),
+        prefs=dict(now.prefs),
+        peers=status.peers,
+        peers_online=status.peers_online,
+        health=list(status.health),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tailscale_install
+short_description: Install Tailscale's programs and run tailscaled
+version_added: 0.1.0
+description:
+  - Installs C(tailscale) and C(tailscaled) from Tailscale's package repository, from its tarball,
+    or from a tarball that is on the node already.
+  - A checksum is verified before anything is unpacked, and both programs have to prove that they
+    are of the version asked for and made for this node, before the first file changes. All files
+    then change together, by rename, so that a running tailscaled is not disturbed.
+  - tailscaled is restarted only if the one that B(runs) is of another version, or has another
+    environment, than it should.
+options:
+  state:
+    description:
+      - Whether Tailscale is to be installed. V(absent) removes the programs, the unit and the
+        repository; the node's keys in C(/var/lib/tailscale) stay.
+    type: str
+    choices: [present, absent]
+    default: present
+  method:
+    description:
+      - V(package) uses the package repository, by apt or dnf.
+      - V(tarball) downloads C(tailscale_VERSION_ARCH.tgz).
+      - V(files) takes such a tarball from O(src), for nodes that reach no site.
+    type: str
+    choices: [package, tarball, files]
+    default: tarball
+  version:
+    description:
+      - The version to install, such as V(1.102.5); newer and older ones are replaced. Required
+        with O(method=tarball) and O(method=files).
+      - With O(method=package) it may be V(latest), or left out if any version will do.
+    type: str
+    default: ""
+  url:
+    description: Where the tarballs and their C(.sha256) files are.
+    type: str
+    default: https://pkgs.tailscale.com/stable
+  repository_url:
+    description: Where the package repositories are, for O(method=package).
+    type: str
+    default: https://pkgs.tailscale.com/stable
+  src:
+    description: The tarball on the node, for O(method=files). Needed only where it is not
+      installed yet.
+    type: path
+  checksum:
+    description:
+      - The SHA-256 of the tarball. Without it, that in the C(.sha256) file beside the tarball
+        counts; with O(method=files) there need not be one.
+    type: str
+    default: ""
+  environment:
+    description:
+      - Environment variables for tailscaled, such as a proxy, or C(FLAGS). They are written to a
+        block of their own at the end of C(/etc/default/tailscaled); the rest of the file stays.
+    type: dict
+    default: {}
+  port:
+    description: The UDP port of tailscaled. Without it, that in C(/etc/default/tailscaled) counts.
+    type: int
+  service:
+    description:
+      - V(managed) has C(tailscaled.service) enabled and running.
+      - V(none) installs the programs and nothing else. A unit, its environment and a tailscaled
+        that runs are left as they are.
+    type: str
+    choices: [managed, none]
+    default: managed
+  timeout:
+    description: Seconds to wait for a site to answer, and for tailscaled to start.
+    type: int
+    default: 60
+  validate_certs:
+    description: Whether to check the certificates of the sites.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: Predicts, and asks the site for the checksum, so that a wrong version is found.
+    support: full
+  diff_mode:
+    description: Shows the versions, the unit and the environment.
+    support: full
+author:
+  - The HeadCNI authors (@headcni)
+"""
+
+EXAMPLES = r"""
+- name: Install Tailscale from its tarball, and run it
+  headcni.mesh.tailscale_install:
+    version: 1.102.5
+
+- name: Install it from the package repository
+  headcni.mesh.tailscale_install:
+    method: package
+    version: latest
+
+- name: Install the programs only, from a file, and leave the node's own tailscaled alone
+  headcni.mesh.tailscale_install:
+    method: files
+    version: 1.102.5
+    src: /var/cache/tailscale_1.102.5_amd64.tgz
+    service: none
+"""
+
+RETURN = r"""
+version_before:
+  description: The version that was installed; empty if there was none.
+  returned: success
+  type: str
+version_after:
+  description: The version that is installed, or would be.
+  returned: success
+  type: str
+running_version:
+  description: The version of the tailscaled that runs; empty if none does.
+  returned: success
+  type: str
+restarted:
+  description: Whether tailscaled was started or restarted, or would be.
+  returned: success
+  type: bool
+restart_reason:
+  description: Why.
+  returned: success
+  type: str
+arch:
+  description: This node's architecture, as Tailscale calls it.
+  returned: success
+  type: str
+tarball:
+  description: The name of the tarball that was needed, or would be; empty if none.
+  returned: success
+  type: str
+  sample: tailscale_1.102.5_amd64.tgz
+differs:
+  description: Whether anything had to change, or would have to; as C(changed), which a task may
+    override.
+  returned: success
+  type: bool
+"""
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (  # noqa: E402
+    Installation,
+    mistakes,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (  # noqa: E402
+    InstallError,
+    passwords,
+)
+
+SPEC = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "method": {"type": "str", "choices": ["package", "tarball", "files"], "default": "tarball"},
+    "version": {"type": "str", "default": ""},
+    "url": {"type": "str", "default": "https://pkgs.tailscale.com/stable"},
+    "repository_url": {"type": "str", "default": "https://pkgs.tailscale.com/stable"},
+    "src": {"type": "path"},
+    "checksum": {"type": "str", "default": ""},
+    "environment": {"type": "dict", "default": {}},
+    "port": {"type": "int"},
+    "service": {"type": "str", "choices": ["managed", "none"], "default": "managed"},
+    "timeout": {"type": "int", "default": 60},
+    "validate_certs": {"type": "bool", "default": True},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    wrong = mistakes(module.params)
+    if wrong:
+        module.fail_json(msg="; ".join(wrong))
+    module.no_log_values.update(passwords(module.params["environment"]))
+    try:
+        work = Installation(module)
+        if module.params["state"] == "present":
+            work.present()
+        else:
+            work.absent()
+    except InstallError as problem:
+        module.fail_json(msg=str(problem))
+    module.exit_json(
+        changed=work.changed,
+        version_before=work.before,
+        version_after=work.after,
+        running_version=work.running,
+        restarted=bool(work.reason),
+        restart_reason=work.reason,
+        arch=work.arch,
+        tarball=work.tarball,
+        differs=work.changed,
+        diff=work.diffs,
+    )
+
+
+if __name__ == "__main__":
+    main()

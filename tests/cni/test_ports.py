@@ -1,0 +1,104 @@
+"""Host ports: who reaches a pod by them, from where, and that they go with the pod."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def mapped(*ports):
+    """A netconf's part for (host port, pod port, protocol, host IP) mappings."""
+    keys = ("hostPort", "containerPort", "protocol", "hostIP")
+    mappings = [dict(zip(keys, port)) for port in ports]
+    return {"capabilities": {"portMappings": True}, "runtimeConfig": {"portMappings": mappings}}
+
+
+@pytest.fixture
+def conf(node, datapath):
+    return node.dual(datapath=datapath)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_the_outside_reaches_a_pod_and_is_seen_as_itself(node, conf, protocol):
+    pod = node.pod()
+    node.add({**conf, **mapped((8080, 80, protocol))}, pod).succeeds()
+    with pod.serving(80, protocol):
+        assert node.outside.asks(node.NODE_IP, 8080, protocol) == node.OUTSIDE_IP
+    with pod.serving(80, protocol, "::"):
+        assert node.outside.asks(node.NODE_IP6, 8080, protocol) == node.OUTSIDE_IP6
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1", "2001:db8::1"])
+def test_the_node_itself_reaches_a_pod(node, conf, address):
+    pod = node.pod()
+    node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).succeeds()
+    with pod.serving(80, address="::" if ":" in address else "0.0.0.0"):
+        assert node.netns.asks(address, 8080)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_a_pod_reaches_itself_and_its_neighbour_by_the_nodes_address(node, conf, address):
+    pod, neighbour = node.pod(), node.pod()
+    node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).succeeds()
+    node.add(conf, neighbour).succeeds()
+    with pod.serving(80, address="::" if ":" in address else "0.0.0.0"):
+        assert pod.asks(address, 8080)
+        assert neighbour.asks(address, 8080)
+
+
+def test_a_host_ip_limits_where_the_port_answers(node, conf):
+    node.netns.ip("addr add 192.0.2.9/24 dev eth0")
+    pod = node.pod()
+    node.add({**conf, **mapped((8080, 80, "tcp", "192.0.2.9"))}, pod).succeeds()
+    with pod.serving(80):
+        assert node.outside.asks("192.0.2.9", 8080) == node.OUTSIDE_IP
+        assert node.outside.asks(node.NODE_IP, 8080) == ""
+
+
+def test_two_pods_share_a_port_number_by_protocol_or_by_host_ip(node, conf):
+    for mapping in ((53, 53, "udp"), (53, 53, "tcp"), (53, 53, "tcp", "192.0.2.1")):
+        node.add({**conf, **mapped(mapping)}).succeeds()
+
+
+def test_sctp_is_mapped_like_the_others(node, conf):
+    pod = node.pod()
+    own = node.add({**conf, **mapped((9000, 90, "sctp"))}, pod).address
+    assert f"sctp . 9000 : {own} . 90" in node.nft()
+
+
+def test_a_port_goes_with_its_pod_and_is_free_for_the_next(node, conf):
+    first, second = node.pod(), node.pod()
+    both = {**conf, **mapped((8080, 80, "tcp"))}
+    node.add(both, first).succeeds()
+    node.delete(both, first).succeeds()
+    assert node.leftovers()["mapped"] == []
+    with first.serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080) == ""
+    node.add(both, second).succeeds()
+    with second.serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP
+
+
+def test_a_neighbour_on_the_network_cannot_reach_the_nodes_loopback(node, conf):
+    """127.0.0.1:hostPort needs route_localnet, which by itself would open 127.0.0.0/8."""
+    pod = node.pod()
+    node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).succeeds()
+    through = "headcni0" if conf["datapath"] == "bridge" else None
+    if through:
+        assert (
+            node.netns.run("sysctl", "-n", f"net.ipv4.conf.{through}.route_localnet").stdout
+            == "1\n"
+        )
+    pod.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
+    pod.ip("addr del 127.0.0.1/8 dev lo")
+    pod.ip("route add 127.0.0.0/8 via 10.55.1.1")
+    with node.netns.serving(9000, address="127.0.0.1"):
+        assert pod.asks("127.0.0.1", 9000) == ""
+
+
+def test_ports_survive_a_replaced_table(node, conf):
+    pod = node.pod()
+    node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).succeeds()
+    node.netns.run("nft", "flush", "ruleset")
+    node.add(conf).succeeds()
+    with pod.serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP

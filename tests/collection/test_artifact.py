@@ -1,0 +1,95 @@
+"""The collection as others get it: built, installed far from the checkout, called by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from lab_command import CHECKOUT
+
+ANSIBLE = CHECKOUT / ".venv" / "bin"
+CHECKOUT_ONLY = {"lab", "tests", "collections", "bench", "molecule", "Makefile", ".ci", ".venv"}
+
+
+def run(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(a) for a in argv],
+        cwd=cwd,
+        env={**os.environ, **env},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("artifact")
+    run(ANSIBLE / "ansible-galaxy", "collection", "build", "--output-path", target, cwd=CHECKOUT)
+    return next(target.glob("headcni-mesh-*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def installed(artifact, tmp_path_factory) -> Path:
+    """A folder elsewhere with the collection in ./collections and nothing else."""
+    home = tmp_path_factory.mktemp("elsewhere")
+    elsewhere = {"ANSIBLE_COLLECTIONS_PATH": str(home / "collections")}
+    run(
+        ANSIBLE / "ansible-galaxy",
+        "collection",
+        "install",
+        "--offline",
+        artifact,
+        "--collections-path",
+        home / "collections",
+        cwd=home,
+        **elsewhere,
+    )
+    return home
+
+
+def test_the_artifact_has_nothing_that_only_a_checkout_needs(artifact):
+    with tarfile.open(artifact) as archive:
+        tops = {name.split("/")[0] for name in archive.getnames()}
+    assert tops & CHECKOUT_ONLY == set()
+    assert {"roles", "playbooks", "plugins", "meta", "README.md", "LICENSE"} <= tops
+
+
+def test_the_artifact_holds_no_compiled_file_and_no_link_that_leads_out_of_it(artifact):
+    with tarfile.open(artifact) as archive:
+        assert [n for n in archive.getnames() if n.endswith(".pyc")] == []
+        assert [m.name for m in archive if m.issym() and m.linkname.startswith("/")] == []
+
+
+def test_the_playbook_resolves_by_its_full_name_elsewhere(installed):
+    inventory = installed / "hosts"
+    inventory.write_text("[headcni]\nnowhere ansible_connection=local\n")
+    listed = run(
+        ANSIBLE / "ansible-playbook",
+        "-i",
+        inventory,
+        "headcni.mesh.site",
+        "--list-tasks",
+        cwd=installed,
+        ANSIBLE_COLLECTIONS_PATH=str(installed / "collections"),
+    )
+    assert "headcni.mesh.tailscale : Install Tailscale" in listed.stdout
+
+
+@pytest.mark.parametrize("role", ["tailscale", "headcni_node", "headscale_routes"])
+def test_a_role_resolves_by_its_full_name_elsewhere(installed, role):
+    shown = run(
+        ANSIBLE / "ansible-doc",
+        "--type",
+        "role",
+        f"headcni.mesh.{role}",
+        cwd=installed,
+        ANSIBLE_COLLECTIONS_PATH=str(installed / "collections"),
+    )
+    assert f"{role}_" in shown.stdout

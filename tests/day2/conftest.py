@@ -1,0 +1,77 @@
+"""Nodes that site.yml has made, with pods that talk."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab_command import CHECKOUT, LabCommand
+from leftovers import assert_nothing_left
+from site_run import Run, Site
+from traffic import Traffic
+
+NODES = ("node1", "node2")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    lab: LabCommand
+    site: Site
+    traffic: Traffic
+
+    def run(self, playbook: str, *words: str, check: bool = True, **given: Any) -> Run:
+        return self.site(*words, playbook=f"playbooks/{playbook}.yml", check=check, **given)
+
+    def faulty(self, playbook: str, *words: str, task: str, how: str, **given: Any) -> Run:
+        """A run with one fault in it: `task` fails, or the controller is killed in its midst."""
+        done = self.lab.run(
+            # In a process group of its own, which is what is killed.
+            "setsid",
+            "--wait",
+            *self.site.command(f"playbooks/{playbook}.yml", words, given),
+            check=False,
+            ANSIBLE_STRATEGY_PLUGINS=str(CHECKOUT / "tests/support/strategy_plugins"),
+            ANSIBLE_STRATEGY="faulty",
+            FAULT_TASK=task,
+            FAULT_HOW=how.partition(" ")[0],
+            FAULT_AFTER=how.partition(" ")[2] or "0",
+        )
+        return Run(done.returncode, done.stdout + done.stderr)
+
+    def mode(self, node: str) -> str:
+        return self.lab.on(node, "headcnictl mode show").strip()
+
+    def at_headscale(self) -> list[dict[str, Any]]:
+        known = self.lab.inventory()["lab"]["vars"]
+        key = (Path(known["lab_dir"]) / "headscale-api-key").read_text().strip()
+        request = urllib.request.Request(
+            f"{known['lab_headscale_url']}/api/v1/node", headers={"Authorization": f"Bearer {key}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
+        return nodes
+
+    def told(self, capsys: Any, what: str) -> None:
+        with capsys.disabled():
+            for pair, cost in self.traffic.costs.items():
+                print(f"\n  {what}: {pair}: {cost}", end="")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    lab = LabCommand("d2t")
+    lab("down")
+    before = lab.listing()
+    lab("up", "--nodes", str(len(NODES)))
+    site = Site(lab)
+    site()
+    traffic = Traffic(lab, NODES)
+    traffic.pods()
+    traffic.reached()
+    yield Cluster(lab, site, traffic)
+    lab("down")
+    assert_nothing_left(before, lab.listing())

@@ -1,0 +1,133 @@
+"""New keys, a new machine, another CIDR, another server: what stays, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from headscale_server import HeadscaleServer, until
+from traffic import CNITOOL
+
+from lab.layout import Lab, Plan
+
+pytestmark = pytest.mark.timeout(900)
+NODES = ("node1", "node2")
+# What is left of a machine whose disk is a new one.
+WIPE = """
+systemctl disable --now headcni-daemon tailscaled
+ip netns del pod; ip link del headcni0; nft flush ruleset
+rm -rf /opt/headcni /opt/cni /etc/headcni /etc/cni /var/lib/headcni /var/lib/cni /var/lib/tailscale
+rm -f /usr/local/bin/headcnictl /etc/systemd/system/headcni-* /etc/systemd/system/tailscaled*
+rm -f /usr/sbin/tailscaled /usr/bin/tailscale /etc/default/tailscaled /run/headcni/*
+systemctl daemon-reload
+"""
+
+
+def of(cluster, name: str) -> dict:
+    (found,) = [one for one in cluster.at_headscale() if one["givenName"] == name]
+    return found
+
+
+def test_a_new_key_leaves_name_addresses_and_routes(cluster, capsys):
+    before = {node: of(cluster, node) for node in NODES}
+    with cluster.traffic.flowing() as costs:
+        cluster.run("rotate_keys")
+    cluster.told(capsys, "keys rotated")
+    for pair, cost in costs.items():
+        assert cost.transfer and cost.gap < 10, f"{pair}: {cost}"
+    for node in NODES:
+        now = of(cluster, node)
+        assert now["nodeKey"] != before[node]["nodeKey"]
+        for same in ("id", "ipAddresses", "approvedRoutes", "subnetRoutes"):
+            assert now[same] == before[node][same], same
+
+
+def test_a_machine_that_lives_is_not_replaced(cluster):
+    assert "say which node is replaced" in cluster.run("replace_node", check=False).output
+    before = len(cluster.at_headscale())
+    cluster.lab.on("node1", "tailscale set --hostname=node2")
+    try:
+        until(lambda: [one["name"] for one in cluster.at_headscale()].count("node2") == 2)
+        refused = cluster.run("replace_node", "--limit", "node2", check=False)
+        assert refused.code != 0 and "is online at Headscale" in refused.failures("node2")
+    finally:
+        cluster.lab.on("node1", "tailscale set --hostname=node1")
+        until(lambda: [one["givenName"] for one in cluster.at_headscale()].count("node1") == 1)
+    assert len(cluster.at_headscale()) == before
+
+
+def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster):
+    before, count = of(cluster, "node2"), len(cluster.at_headscale())
+    cluster.lab.on("node2", WIPE, check=False)
+    until(lambda: not of(cluster, "node2").get("online"), 90)
+    cluster.run("replace_node", "--limit", "node2")
+    now = of(cluster, "node2")
+    assert now["id"] != before["id"] and now["approvedRoutes"] == before["approvedRoutes"]
+    assert len(cluster.at_headscale()) == count
+    cluster.lab.on("node2", f"ip netns add pod && {CNITOOL} add headcni /run/netns/pod")
+    cluster.traffic.reached()
+
+
+def test_another_pod_cidr_is_refused_while_pods_run_and_reached_afterwards(cluster):
+    lab, limit = cluster.lab, ("--limit", "node2")
+    new = {"headcni_new_pod_cidr": "10.55.93.0/24,fd55:0:0:93::/64"}
+    refused = cluster.run("change_pod_cidr", *limit, check=False, **new)
+    assert refused.code != 0
+    assert "becomes 10.55.93.0/24" in refused.output
+    assert "1 pods of node2 have addresses of 10.55.2.0/24" in refused.failures("node2")
+    taken = {"headcni_new_pod_cidr": "10.55.1.0/24"}
+    assert "overlaps 10.55.1.0/24 of node1" in (
+        cluster.run("change_pod_cidr", *limit, check=False, **taken).output
+    )
+    lab.on("node2", f"{CNITOOL} del headcni /run/netns/pod")
+    cluster.run("change_pod_cidr", *limit, **new)
+    assert cluster.run("change_pod_cidr", *limit, **new).changed == set()
+    made = json.loads(lab.on("node2", f"{CNITOOL} add headcni /run/netns/pod"))
+    assert made["ips"][0]["address"] == "10.55.93.2/24"
+    assert "10.55.2." not in lab.on("node2", "ip address show dev headcni0")
+    assert sorted(of(cluster, "node2")["subnetRoutes"]) == ["10.55.93.0/24", "fd55:0:0:93::/64"]
+    lab.wait("node1", "ip netns exec pod ping -c 1 -W 1 10.55.93.2")
+    lab.on("node2", f"{CNITOOL} del headcni /run/netns/pod")
+    cluster.run("change_pod_cidr", *limit)  # as the inventory has it
+    lab.on("node2", f"{CNITOOL} add headcni /run/netns/pod")
+    cluster.traffic.reached()
+
+
+@pytest.fixture
+def elsewhere(cluster, tmp_path):
+    """Another Headscale, where nodes reach it."""
+
+    class Elsewhere(HeadscaleServer):
+        @property
+        def url(self) -> str:
+            return f"http://{address}:{self.port}"
+
+        def config(self) -> str:
+            return super().config().replace("127.0.0.1", address)
+
+    address = str(Plan.load(Lab.named(cluster.lab.name)).host)
+    server = Elsewhere(tmp_path)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_all_nodes_move_to_another_server_and_back(cluster, elsewhere):
+    key = elsewhere.command("apikeys", "create").strip().splitlines()[-1]
+    there = {
+        "tailscale_login_server": elsewhere.url,
+        "headscale_routes_url": elsewhere.url,
+        "headscale_routes_api_key": key,
+    }
+    refused = cluster.run("move_server", check=False, **there)
+    assert refused.code != 0 and "Say -e headcni_yes=true" in refused.output
+    cluster.run("move_server", headcni_yes=True, **there)
+    nodes = json.loads(elsewhere.command("nodes", "list", "-o", "json"))
+    assert sorted(one["given_name"] for one in nodes) == ["node1", "node2"]
+    cluster.traffic.reached()
+    back = {"headcni_former_url": elsewhere.url, "headcni_former_api_key": key}
+    cluster.run("move_server", headcni_yes=True, **back)
+    cluster.traffic.reached()
+    assert json.loads(elsewhere.command("nodes", "list", "-o", "json")) in (None, [])

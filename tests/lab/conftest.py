@@ -1,0 +1,113 @@
+"""Nodes that have joined a tailnet, with the runtime installed on them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import urllib.request
+
+import pytest
+from images import image
+from lab_command import CHECKOUT, LabCommand
+
+from lab.image import base_root
+
+BUSYBOX = "lab.invalid/busybox:1"
+
+
+@pytest.fixture(scope="session")
+def bare():
+    """Nodes that nobody has touched, whatever other tests have made of the shared lab's."""
+    command = LabCommand("bare")
+    command("up", "--nodes", "2")
+    yield command
+    command("down")
+
+
+@pytest.fixture(scope="session")
+def joined(lab):
+    lab.run(".venv/bin/ansible-playbook", "-i", "inventories/lab", "tests/support/joined.yml")
+    return lab
+
+
+@pytest.fixture(scope="session")
+def runtime(joined, tmp_path_factory):
+    """The release, unpacked and linked on each node: the whole installation."""
+    folder = tmp_path_factory.mktemp("dist")
+    joined.run(".venv/bin/python", "plugins/cni/release.py", "--output", str(folder))
+    tarball = next(folder.iterdir())
+    name = tarball.name.removesuffix(".tar.gz")
+    for node in ("node1", "node2"):
+        joined.copy(tarball, node, "/root/runtime.tar.gz")
+        joined.copy(CHECKOUT / "tests/support/echo.py", node, "/root/echo.py")
+        joined.on(
+            node,
+            "mkdir -p /opt/headcni/releases /opt/cni/bin /etc/cni/net.d"
+            " && tar -xzf /root/runtime.tar.gz -C /opt/headcni/releases"
+            f" && ln -sfn releases/{name} /opt/headcni/current"
+            " && ln -sf /opt/headcni/current/bin/headcni* /opt/lab/cni/* /opt/cni/bin/",
+        )
+    return joined
+
+
+@pytest.fixture(scope="session")
+def approved(runtime):
+    """Each node advertises its pods' ranges, and Headscale approves them."""
+    for number in (1, 2):
+        runtime.on(
+            f"node{number}",
+            f"tailscale set --advertise-routes=10.55.{number}.0/24,fd55:0:0:{number}::/64",
+        )
+    known = runtime.inventory()["lab"]["vars"]
+    with open(f"{known['lab_dir']}/headscale-api-key") as file:
+        key = file.read().strip()
+
+    def api(path: str, body: dict | None = None) -> dict:
+        request = urllib.request.Request(
+            f"{known['lab_headscale_url']}/api/v1/{path}",
+            data=json.dumps(body).encode() if body else None,
+            headers={"Authorization": f"Bearer {key}"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    for node in api("node")["nodes"]:
+        if number := node["name"].removeprefix("node"):
+            routes = [f"10.55.{number}.0/24", f"fd55:0:0:{number}::/64"]
+            api(f"node/{node['id']}/approve_routes", {"routes": routes})
+    for number in (1, 2):
+        runtime.wait(
+            f"node{number}",
+            f"ip route show table 52 | grep -q 10.55.{3 - number}.0/24"
+            f" && ip -6 route show table 52 | grep -q fd55:0:0:{3 - number}::/64",
+        )
+    return runtime
+
+
+@pytest.fixture(scope="session")
+def containerd(runtime):
+    """Debian's containerd on node1. What the lab's sandbox needs is set here, and only here."""
+    archive = image(BUSYBOX, (base_root() / "bin/busybox").read_bytes(), platform.machine())
+    runtime.write("node1", "/root/busybox.tar", archive)
+    runtime.write("node1", "/etc/containerd/config.toml", CONTAINERD.encode())
+    runtime.write("node1", "/etc/systemd/system/containerd.service.d/lab.conf", UNIT.encode())
+    runtime.write(
+        "node1", "/etc/crictl.yaml", b"runtime-endpoint: unix:///run/containerd/containerd.sock\n"
+    )
+    runtime.on("node1", "systemctl daemon-reload && systemctl restart containerd")
+    runtime.wait("node1", "ctr version >/dev/null 2>&1")
+    runtime.on("node1", "ctr -n k8s.io images import /root/busybox.tar")
+    yield runtime
+    runtime.on("node1", "/opt/lab/cri/crictl rmp -fa; systemctl stop containerd", check=False)
+
+
+CONTAINERD = f"""\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{BUSYBOX}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+"""
+UNIT = "[Service]\nOOMScoreAdjust=0\nLimitNPROC=\nLimitCORE=\nLimitNOFILE=\n"

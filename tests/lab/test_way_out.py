@@ -1,0 +1,97 @@
+"""However a lab ends, nothing of it is left, and nobody else's lab is touched."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from lab_command import CHECKOUT, LabCommand
+from leftovers import assert_nothing_left, differences
+
+KILLS = 10
+WARM_UP_SECONDS = 20.0  # about what a warm `make up` with two nodes takes
+
+
+@pytest.fixture
+def other(lab) -> LabCommand:
+    """A second lab's commands; the first one's tools and image serve it too."""
+    command = LabCommand("other")
+    yield command
+    command("down")
+
+
+def test_two_labs_stand_side_by_side_and_one_going_leaves_the_other(lab, other):
+    before = other.listing()
+    other("up", "--nodes", "1")
+    assert other.underlay() != lab.underlay()
+    assert other.on("node1", "hostname") == "node1\n"
+    other("down")
+    assert_nothing_left(before, other.listing())
+    assert lab.on("node1", "hostname") == "node1\n"
+
+
+def test_down_without_a_lab_is_fine_and_so_is_down_twice(other):
+    assert other("down").returncode == 0
+    assert other("down").returncode == 0
+
+
+def test_a_lab_that_fails_to_come_up_takes_itself_down(other, tmp_path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text(
+        "- hosts: all\n  gather_facts: false\n  tasks: [{ansible.builtin.fail: {}}]\n"
+    )
+    before = other.listing()
+    done = other("up", "--nodes", "1", "--playbook", str(broken), check=False)
+    assert done.returncode == 1
+    assert f"lab: {broken} failed" in done.stderr
+    assert_nothing_left(before, other.listing())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_an_interrupted_up_takes_itself_down(other, sent):
+    before = other.listing()
+    worker = subprocess.Popen(
+        ["python3", "-m", "lab", "up", "--nodes", "1", "--playbook", "site.yml"],
+        cwd=CHECKOUT,
+        env=other.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        # Tests that run in the background of a shell have it ignored, and hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    time.sleep(3)
+    assert differences(before, other.listing()) != {}
+    os.kill(worker.pid, sent)
+    assert worker.wait(timeout=60) != 0
+    assert_nothing_left(before, other.listing())
+
+
+def test_make_down_clears_up_after_a_make_up_that_was_killed_at_any_moment(other):
+    seed = random.SystemRandom().randrange(10**6)
+    moments = random.Random(seed)
+    before = other.listing()
+    for number in range(KILLS):
+        moment = moments.uniform(0.1, WARM_UP_SECONDS)
+        whole_group = bool(number % 2)
+        worker = subprocess.Popen(
+            ["make", "up", "NODES=2"],
+            cwd=CHECKOUT,
+            env=other.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(moment)
+        if whole_group:
+            os.killpg(worker.pid, signal.SIGKILL)
+        else:
+            worker.kill()  # make alone: what it started must notice
+        worker.wait(timeout=10)
+        other.run("make", "down", timeout=120)
+        when = f"killed after {moment:.2f} s (seed {seed}, round {number})"
+        assert_nothing_left(before, other.listing(), when)

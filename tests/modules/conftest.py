@@ -1,0 +1,131 @@
+"""Modules run for real, against a Headscale of their own on loopback."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from ansible.module_utils.testing import patch_module_args
+from headscale_server import HeadscaleServer, Tailscaled
+from lab_command import CHECKOUT
+
+sys.path.insert(0, str(CHECKOUT / "collections"))
+
+MODULES = "ansible_collections.headcni.mesh.plugins.modules"
+
+
+class Failed(Exception):
+    """The module failed; `result` is what it said."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result.get("msg"))
+        self.result = result
+
+
+def run_module(name: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
+    """Run a module as Ansible would, within this process."""
+    module = importlib.import_module(f"{MODULES}.{name}")
+    said = io.StringIO()
+    given = {**arguments, "_ansible_check_mode": check, "_ansible_diff": True}
+    with patch_module_args(given), redirect_stdout(said), pytest.raises(SystemExit):
+        module.main()
+    result: dict[str, Any] = json.loads(said.getvalue().strip().splitlines()[-1])
+    if result.get("failed"):
+        raise Failed(result)
+    return result
+
+
+@dataclass
+class At:
+    """Modules at one server."""
+
+    server: HeadscaleServer
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, name: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
+        given = {"url": self.server.url, "api_key": self.server.key, **self.options, **arguments}
+        return run_module(f"headscale_{name}", check, **given)
+
+    def twice(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        """As every task should be: predicted by check mode, done, and then nothing left to do."""
+        predicted = self(name, check=True, **arguments)
+        done = self(name, **arguments)
+        again = self(name, **arguments)
+        assert predicted["changed"] == done["changed"]
+        assert predicted["diff"] == done["diff"]
+        assert (again["changed"], again["diff"]["before"]) == (False, again["diff"]["after"])
+        return done
+
+
+@pytest.fixture(scope="session")
+def headscale_home() -> Iterator[Path]:
+    """Short: a unix socket's path may have 107 characters."""
+    home = Path(tempfile.mkdtemp(prefix="hct-"))
+    yield home
+    shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session")
+def headscale_session(headscale_home) -> Iterator[HeadscaleServer]:
+    server = HeadscaleServer(headscale_home)
+    try:
+        server.start()
+        server.key = server.make_key()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def headscale(headscale_session) -> Iterator[HeadscaleServer]:
+    """With nobody in it."""
+    headscale_session.forget()
+    yield headscale_session
+
+
+@pytest.fixture
+def at(headscale) -> At:
+    return At(headscale)
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[str]:
+    """What the modules ask of Headscale, in order."""
+    asked: list[str] = []
+    ask = requests.Session.request
+
+    def noted(self: Any, method: str, url: str, **how: Any) -> Any:
+        asked.append(f"{method} {urlsplit(url).path}")
+        return ask(self, method, url, **how)
+
+    monkeypatch.setattr(requests.Session, "request", noted)
+    return asked
+
+
+@pytest.fixture
+def tailscaleds(headscale_home) -> Iterator[Any]:
+    """Start one more real node."""
+    started: list[Tailscaled] = []
+
+    def start() -> Tailscaled:
+        one = Tailscaled(Path(tempfile.mkdtemp(prefix="ts-", dir=headscale_home)))
+        started.append(one)
+        one.start()
+        return one
+
+    yield start
+    for one in started:
+        one.stop()
+        shutil.rmtree(one.home)

@@ -1,0 +1,226 @@
+"""The role on a real Headscale, run by ansible-playbook as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab_command import CHECKOUT
+
+ROLE = "headcni.mesh.headscale_routes"
+
+
+class Playbook:
+    """A play of alpha, beta and gamma, which are this machine; nothing is done on them."""
+
+    def __init__(self, home: Path, server: Any) -> None:
+        self.home, self.server = home, server
+        self.hosts: dict[str, dict[str, Any]] = {"alpha": {}, "beta": {}, "gamma": {}}
+        self.vars: dict[str, Any] = {
+            "headscale_routes_url": server.url,
+            "headscale_routes_api_key": server.key,
+        }
+
+    def run(self, *entries: str, options: tuple[str, ...] = (), **how: Any) -> Any:
+        tasks: list[dict[str, Any]] = [
+            {"ansible.builtin.include_role": {"name": ROLE, "tasks_from": entry}}
+            for entry in entries
+        ]
+        tasks += how.pop("then", [])
+        play = {"hosts": "all", "gather_facts": False, "vars": self.vars, "tasks": tasks, **how}
+        # No connection could be made to these: all must be done on the controller.
+        inventory = {"all": {"hosts": self.hosts, "vars": {"ansible_connection": "ssh"}}}
+        for name, content in (("play.yml", [play]), ("hosts.yml", inventory)):
+            (self.home / name).write_text(yaml.safe_dump(content))
+        return subprocess.run(
+            [
+                CHECKOUT / ".venv/bin/ansible-playbook",
+                *("-i", self.home / "hosts.yml", self.home / "play.yml", *options),
+            ],
+            env={
+                **os.environ,
+                "ANSIBLE_COLLECTIONS_PATH": str(CHECKOUT / "collections"),
+                "ANSIBLE_CACHE_PLUGIN": "jsonfile",
+                "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(self.home / "facts"),
+                "ANSIBLE_LOG_PATH": str(self.home / "log"),
+                "ANSIBLE_LOCALHOST_WARNING": "false",
+                "ANSIBLE_FORCE_COLOR": "0",
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+            },
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def ok(self, *entries: str, **how: Any) -> str:
+        done = self.run(*entries, **how)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def fails(self, *entries: str, **how: Any) -> str:
+        done = self.run(*entries, **how)
+        assert done.returncode != 0, done.stdout
+        return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def playbook(headscale, tmp_path) -> Playbook:
+    return Playbook(tmp_path, headscale)
+
+
+@pytest.fixture
+def joined(playbook, headscale) -> Playbook:
+    """Its hosts have joined, and have pod ranges."""
+    for number, host in enumerate(playbook.hosts, 1):
+        made = headscale.add_node(host)
+        playbook.hosts[host] = {
+            "tailscale_node_key": made["nodeKey"],
+            "tailscale_needs_login": False,
+            "headcni_node_pod_cidrs": [f"10.244.{number}.0/24", f"fd44:0:0:{number}::/64"],
+        }
+    return playbook
+
+
+def changes(said: str) -> int:
+    return sum(
+        int(line.split("changed=")[1].split()[0])
+        for line in said.splitlines()
+        if "changed=" in line
+    )
+
+
+def test_preflight_passes_and_changes_nothing(playbook):
+    assert changes(playbook.ok("preflight")) == 0
+
+
+def test_preflight_stops_every_host_with_the_reason(playbook):
+    playbook.vars["headscale_routes_api_key"] = "hskey-api-000000000000-wrong"
+    assert "api_key: Headscale at" in playbook.fails("preflight")
+    playbook.vars["headscale_routes_url"] = "http://127.0.0.1:9"
+    said = playbook.fails("preflight")
+    assert "cannot be reached: Connection refused" in said
+    assert "PLAY RECAP" in said and "unreachable=0" in said
+
+
+def test_what_is_missing_is_named_before_anything_is_asked(playbook):
+    del playbook.vars["headscale_routes_url"]
+    said = playbook.fails("approve")
+    assert "headscale_routes_url" in said
+
+
+def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
+    before = len(headscale.ask("GET", "preauthkey")["preAuthKeys"])
+    shown = [{"debug": {"msg": "the key is <{{ headscale_routes_key.key | default('') }}>"}}]
+    assert "the key is <>" in joined.ok("key", then=shown)
+    assert len(headscale.ask("GET", "preauthkey")["preAuthKeys"]) == before
+    for host in ("alpha", "gamma"):
+        joined.hosts[host]["tailscale_needs_login"] = True
+    measured = [
+        {"debug": {"msg": "{{ inventory_hostname }} has {{ headscale_routes_key.key[:11] }}"}}
+    ]
+    said = joined.ok("key", then=measured)
+    assert all(f"{host} has hskey-auth-" in said for host in joined.hosts)
+    assert changes(said) == 1  # the user is there, the key is one for all
+    made = headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]
+    assert (made["reusable"], made["aclTags"]) == (True, ["tag:headcni"])
+    joined.hosts["alpha"]["tailscale_needs_login"] = False
+    joined.ok("key")
+    assert headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]["reusable"] is False
+
+
+def test_check_mode_on_a_fresh_server_predicts_the_user_and_the_key(playbook, headscale):
+    playbook.hosts["alpha"] = {"tailscale_needs_login": True}
+    said = playbook.ok("preflight", "key", options=("--check", "--diff"))
+    assert (changes(said), headscale.users) == (2, {})
+    assert changes(playbook.ok("preflight", "key")) == 2
+
+
+def test_all_routes_are_approved_by_one_task_with_one_listing(joined, headscale):
+    assert changes(joined.ok("approve", options=("--check",))) == 1
+    said = joined.ok("approve", options=("--diff",))
+    assert changes(said) == 1
+    assert headscale.approved("beta") == {"10.244.2.0/24", "fd44:0:0:2::/64"}
+    assert "+" in said and "10.244.3.0/24" in said
+    assert changes(joined.ok("approve")) == 0
+
+
+def test_in_check_mode_a_host_may_be_about_to_join(joined, headscale):
+    joined.hosts["gamma"] = {"headcni_node_pod_cidrs": ["10.244.9.0/24"]}
+    headscale.ask("DELETE", f"node/{headscale.nodes['gamma']['id']}")
+    assert changes(joined.ok("approve", options=("--check",))) == 1
+    assert "nodes[2] (gamma): give one of node_key, id and name" in joined.fails("approve")
+
+
+def test_a_host_that_is_not_in_the_batch_is_left_for_its_own(joined, headscale):
+    said = joined.ok("approve", serial=1)
+    assert changes(said) == 3
+    joined.ok("approve", options=("--limit", "alpha"))
+
+
+def test_two_hosts_with_one_range_are_refused(joined, headscale):
+    joined.hosts["gamma"]["headcni_node_pod_cidrs"] = ["10.244.1.0/24"]
+    said = joined.fails("approve")
+    assert "overlaps 10.244.1.0/24 of" in said
+    assert headscale.approved("alpha") == set()
+
+
+def test_the_policy_is_set_if_it_is_asked_for(playbook, headscale):
+    assert changes(playbook.ok("policy")) == 0
+    playbook.vars["headscale_routes_auto_approve"] = {"10.77.0.0/16": ["tag:headcni"]}
+    assert changes(playbook.ok("policy")) == 1
+    assert changes(playbook.ok("policy")) == 0
+    assert "10.77.0.0/16" in headscale.policy
+
+
+def test_become_and_the_nodes_own_python_do_not_reach_the_controller(joined):
+    for host in joined.hosts.values():
+        host["ansible_python_interpreter"] = "/nowhere/python"
+    joined.ok("preflight", "approve", become=True, become_user="nobody", become_method="su")
+
+
+def test_no_key_is_printed_logged_or_cached(joined, headscale, tmp_path):
+    for host in joined.hosts.values():
+        host["tailscale_needs_login"] = True
+    kept = tmp_path / "minted"
+    copied = {
+        "ansible.builtin.copy": {"content": "{{ headscale_routes_key.key }}", "dest": str(kept)},
+        "delegate_to": "localhost",
+        "run_once": True,
+        "no_log": True,
+    }
+    said = joined.ok("preflight", "key", "approve", then=[copied], options=("-vvvv", "--diff"))
+    minted = kept.read_text()
+    assert minted.startswith("hskey-auth-")
+    everything = said + "".join(
+        path.read_text()
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path != kept and path.name != "play.yml"
+    )
+    assert (tmp_path / "log").stat().st_size > 1000
+    for secret in (minted, minted.rsplit("-", 1)[1], headscale.key):
+        assert secret not in everything
+    assert json.dumps(headscale.key) not in everything
+
+
+def test_alone_the_role_does_what_there_is_to_do(joined, headscale):
+    joined.hosts["alpha"]["tailscale_needs_login"] = True
+    joined.vars["headscale_routes_auto_approve"] = {"10.88.0.0/16": ["tag:headcni"]}
+    assert changes(joined.ok("main")) == 3
+    assert headscale.approved("gamma") == {"10.244.3.0/24", "fd44:0:0:3::/64"}
+    joined.hosts["alpha"]["tailscale_needs_login"] = False
+    assert changes(joined.ok("main")) == 0
+
+
+def test_alone_it_takes_nodes_that_are_no_hosts_of_the_play(playbook, headscale):
+    headscale.add_node("elsewhere")
+    playbook.vars["headscale_routes_nodes"] = [{"name": "elsewhere", "routes": ["10.66.0.0/24"]}]
+    assert changes(playbook.ok("main")) == 1
+    assert headscale.approved("elsewhere") == {"10.66.0.0/24"}
+    assert changes(playbook.ok("main")) == 0

@@ -1,0 +1,110 @@
+"""Pods that talk all the time, and what it cost them: every ping, and a TCP transfer, both ways."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from lab_command import LabCommand
+
+INTERVAL = 0.02
+RATE = "2M"  # of the transfer: enough to notice, little enough for two cores
+CNITOOL = "CNI_PATH=/opt/cni/bin /opt/lab/cni/cnitool"
+
+
+@dataclass
+class Cost:
+    """Of one direction."""
+
+    sent: int
+    lost: int
+    gap: float  # the longest time between two replies
+    transfer: bool  # whether the transfer went on to the end
+    stall: float  # its longest time without a byte
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lost} of {self.sent} pings lost, longest gap {self.gap:.2f} s, transfer "
+            f"{'alive' if self.transfer else 'DEAD'}, longest stall {self.stall:.1f} s"
+        )
+
+
+@dataclass
+class Traffic:
+    lab: LabCommand
+    nodes: Sequence[str]
+    addresses: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
+
+    def pods(self) -> None:
+        for node in self.nodes:
+            self.lab.on(node, "ip netns add pod")
+            made = json.loads(self.lab.on(node, f"{CNITOOL} add headcni /run/netns/pod"))
+            self.addresses[node] = made["ips"][0]["address"].partition("/")[0]
+
+    def no_pods(self) -> None:
+        for node in self.nodes:
+            self.lab.on(node, f"{CNITOOL} del headcni /run/netns/pod; ip netns del pod")
+
+    def reached(self) -> None:
+        for source, target in permutations(self.nodes, 2):
+            self.lab.wait(source, f"ip netns exec pod ping -c 1 -W 1 {self.addresses[target]}")
+
+    @contextmanager
+    def flowing(self) -> Iterator[dict[str, Cost]]:
+        """What it costs to do something; known once it is done."""
+        self.reached()
+        self.costs.clear()
+        pairs = list(permutations(self.nodes, 2))
+        for number, (source, target) in enumerate(pairs):
+            port = 5300 + number
+            self._unit(target, f"serve-{port}", f"iperf3 -s -1 -p {port}")
+            self.lab.wait(target, f"ip netns exec pod ss -ltn | grep -q :{port}", 10)
+            address = self.addresses[target]
+            self._unit(source, f"ping-{target}", f"ping -n -D -i {INTERVAL} {address}")
+            send = f"iperf3 -c {address} -p {port} -t 3600 -b {RATE} -i 0.2 --forceflush"
+            self._unit(source, f"send-{target}", send)
+        time.sleep(2)
+        try:
+            yield self.costs
+        finally:
+            time.sleep(2)
+            for number, (source, target) in enumerate(pairs):
+                alive = self.lab.on(source, f"systemctl is-active send-{target}", check=False)
+                self.lab.on(source, f"systemctl stop send-{target}", check=False)
+                self.lab.on(source, f"systemctl kill -s INT ping-{target}; sleep 0.3", check=False)
+                self.lab.on(target, f"systemctl stop serve-{5300 + number}", check=False)
+                pings = self.lab.on(source, f"cat /run/ping-{target}.log")
+                sends = self.lab.on(source, f"cat /run/send-{target}.log")
+                cost = _cost(pings, sends, alive.strip() == "active")
+                self.costs[f"{source}→{target}"] = cost
+
+    def _unit(self, node: str, name: str, command: str) -> None:
+        self.lab.on(
+            node,
+            f"systemd-run --quiet --collect --unit={name}"
+            f" --property=StandardOutput=truncate:/run/{name}.log"
+            f" ip netns exec pod {command}",
+        )
+
+
+def _cost(pings: str, sends: str, alive: bool) -> Cost:
+    at = [float(one) for one in re.findall(r"^\[([\d.]+)\] \d+ bytes from", pings, re.M)]
+    counted = re.search(r"(\d+) packets transmitted, (\d+) received", pings)
+    assert counted and len(at) > 1, pings[-500:]
+    stalled = longest = 0
+    for amount in re.findall(r"-[\d.]+ +sec +([\d.]+) \w?Bytes .* \d+ +[\d.]+ \w?Bytes", sends):
+        stalled = stalled + 1 if float(amount) == 0 else 0
+        longest = max(longest, stalled)
+    return Cost(
+        sent=int(counted[1]),
+        lost=int(counted[1]) - int(counted[2]),
+        gap=max(b - a for a, b in zip(at, at[1:])),
+        transfer=alive and bool(sends),
+        stall=0.2 * longest,
+    )

@@ -1,0 +1,108 @@
+"""The documents say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from lab_command import CHECKOUT
+
+from headcni import config as netconf
+from headcni import errors, subnet_env
+from headcni.daemon import config
+from headcni.daemon.config import DaemonConfig
+from headcni.ipam import config as ipam
+
+CONFIGURATION = (CHECKOUT / "docs/configuration.md").read_text()
+ERRORS = (CHECKOUT / "docs/errors.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", CONFIGURATION, re.M | re.S)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every line of every table."""
+    return [
+        [c.strip() for c in line.split(" | ")] for line in text.splitlines() if line[:2] == "| "
+    ]
+
+
+def first_cells(text: str) -> set[str]:
+    return {name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_every_error_has_its_meaning_and_a_way_out():
+    listed = {int(row[0][2:]): row for row in rows(ERRORS) if row[0][2:].isdigit()}
+    assert set(listed) == set(errors.MEANINGS)
+    for code, (_, name, meaning, way_out) in listed.items():
+        assert getattr(errors, name.strip("`")) == code
+        assert meaning == errors.MEANINGS[code]
+        assert len(way_out) > 20
+
+
+def test_every_key_of_a_netconf_is_described():
+    told = first_cells(CONFIGURATION)
+    assert [key for key in netconf._KEYS if key not in told] == []
+    assert [key for key in ipam.KEYS if key not in told] == []
+    assert [alias for alias in netconf._ALIASES.values() if f"`{alias}`" not in CONFIGURATION] == []
+    ours = ("portMappings", "bandwidth", "ipRanges", "ips", "dns", "mac", ipam.ANNOTATIONS)
+    assert [name for name in ours if name not in told or name not in netconf._CAPABILITIES] == []
+    assert f"{ipam.IP_ANNOTATION}: " in CONFIGURATION
+
+
+def test_every_variable_is_described():
+    sources = (CHECKOUT / "plugins/cni/headcni").rglob("*.py")
+    text = "".join(source.read_text() for source in sources if "daemon" not in source.parts)
+    used = set(re.findall(r"""["'](HEADCNI_[A-Z_]+[A-Z]|NODE_POD_CIDR|NODE_NAME)["']""", text))
+    used |= {f"HEADCNI_{key}" for key in subnet_env._KEYS}
+    assert {"HEADCNI_DATA_DIR", "HEADCNI_CHAIN", "HEADCNI_MTU"} <= used
+    told = first_cells(CONFIGURATION) | {"HEADCNI_CHAIN", "HEADCNI_PROGRAM"}  # nobody's but ours
+    assert used <= told
+
+
+def test_every_key_of_the_daemon_is_described_as_the_code_has_it():
+    listed = {row[0][2:].strip("`"): row[1:] for row in rows(CONFIGURATION)}
+    for path, about, default, live in config.described():
+        assert path in listed, f"docs/configuration.md lacks {path}"
+        meaning, shown, changed = listed[path]
+        assert meaning == about
+        plain = str(default).lower() if isinstance(default, bool) else str(default)
+        assert shown == ("" if default in ("", []) else f"`{plain}`")
+        assert changed == ("reload |" if live else "restart |")
+
+
+def test_the_example_of_config_yaml_is_valid_and_shows_every_key():
+    from ruamel.yaml import YAML
+
+    [example] = [block for block in blocks("yaml") if "logging:" in block]
+    made, found = config.parse(example.encode())
+    assert found == []
+    assert isinstance(made, DaemonConfig)
+    tree = YAML(typ="safe", pure=True).load(example)
+    for path, *_ in config.described():
+        place = tree
+        for part in path.split("."):
+            assert part in place, f"the example lacks {path}"
+            place = place[part]
+
+
+@pytest.mark.parametrize("example", [b for b in blocks("json") if "cniVersion" in b])
+def test_the_examples_of_netconfs_are_valid(example, monkeypatch, tmp_path):
+    monkeypatch.setattr(subnet_env, "DEFAULT_FILE", str(tmp_path / "subnet.env"))
+    assert netconf.problems(json.dumps(json.loads(example)).encode(), {}) == []
+
+
+def test_every_page_of_the_monitor_is_described():
+    from headcni.daemon.metrics import Metrics
+    from headcni.daemon.monitor import Monitor
+
+    pages = [page for page in Monitor(Metrics(), {})._pages if not page.endswith("/")]
+    assert [page for page in pages if f"`{page}" not in CONFIGURATION] == []
+
+
+def test_every_verb_of_headcnictl_is_described():
+    from headcni.ctl.main import VERBS
+
+    assert [verb for verb in VERBS if f"`headcnictl {verb}" not in CONFIGURATION] == []

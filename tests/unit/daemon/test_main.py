@@ -1,0 +1,75 @@
+"""What the daemon does by itself, between the calls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from headcni.daemon.config import parse
+from headcni.daemon.main import Daemon, cluster_cidrs, control_path, prefs_file
+from headcni.model import Owner, PodRef
+from headcni.store import Attachment
+
+CONFIG = """
+daemon: {{socket: {tmp}/cni.sock, dataDir: {tmp}/data}}
+network: {{podCIDR: {{nodeLocal: 10.9.1.0/24}}}}
+{more}
+"""
+
+
+def configured(tmp_path, more: str = ""):
+    config, problems = parse(CONFIG.format(tmp=tmp_path, more=more).encode())
+    assert problems == []
+    return config
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    (tmp_path / "data").mkdir()
+    return Daemon(configured(tmp_path), str(tmp_path / "config.yaml"))
+
+
+def attach(daemon: Daemon, name: str, netns: str, created: float) -> Owner:
+    owner = Owner("pods", name, "eth0")
+    conf = {
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "type": "headcni",
+        "pod_cidr": "10.9.1.0/24",
+        "ipam": {"type": "headcni-ipam", "subnet": "10.9.1.0/24"},
+        "data_dir": daemon.config.daemon.data_dir,
+    }
+    result = {"ips": [{"address": "10.9.1.5/24"}]}
+    daemon.store.remember(Attachment(owner, PodRef(), netns, "", conf, result, {}, created))
+    return owner
+
+
+def test_a_network_whose_namespace_is_gone_is_released_and_told(daemon, tmp_path):
+    lost = attach(daemon, "lost", str(tmp_path / "gone"), time.time() - 3600)
+    assert daemon._sweep() == ["lost eth0"]
+    assert daemon.store.attachment(lost) is None
+    [event] = daemon.events.kept()
+    assert (event["type"], event["pod_ip"]) == ("pod-leaked", ["10.9.1.5"])
+    assert daemon._sweep() == []
+
+
+def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):
+    long_ago = time.time() - 3600
+    attach(daemon, "young", str(tmp_path / "gone"), time.time())
+    attach(daemon, "alive", "/proc/self/ns/net", long_ago)
+    attach(daemon, "unknown", "", long_ago)
+    assert daemon._sweep() == []
+    assert len(daemon.store.attachments()) == 3
+
+
+def test_the_clusters_range_is_the_configured_one_or_one_around_our_own(tmp_path):
+    config = configured(tmp_path)
+    own = config.network.pod_cidr.node_local
+    assert [str(one) for one in cluster_cidrs(config, own)] == ["10.9.0.0/16"]
+
+
+def test_each_modes_tailscaled_has_notes_of_its_own(tmp_path):
+    host, ours = configured(tmp_path), configured(tmp_path, "tailscale: {mode: daemon}")
+    assert prefs_file(host) != prefs_file(ours)
+    assert control_path(host) == f"{tmp_path}/daemon.sock"

@@ -1,0 +1,128 @@
+"""What a node of the lab gets of k3s: all of it, or nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import tarfile
+from dataclasses import replace
+from io import BytesIO
+
+import pytest
+
+from lab import inventory, k3s, preflight, tools
+from lab.images import BUSYBOX, image
+from lab.layout import Lab, Plan
+
+PLAN = Plan(
+    ipaddress.IPv4Network("10.9.8.0/24"),
+    ipaddress.IPv6Network("fd09::/64"),
+    ("node1", "node2"),
+    "1.0",
+    k3s=True,
+)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Of a machine, for a plan."""
+    lab = Lab("abcde", tmp_path / "lab")
+    lab.dir.mkdir()
+    k3s.make_token(lab)
+    home, base = tmp_path / "built", tmp_path / "base"
+    (home / "manifests").mkdir(parents=True)
+    for name in k3s.MANIFESTS:
+        (home / "manifests" / name).write_text(name)
+    (base / "bin").mkdir(parents=True)
+    (base / "bin" / "busybox").write_bytes(b"busybox")
+    return lambda machine, plan=PLAN: k3s.files(lab, plan, machine, home, base)
+
+
+def config(found: dict[str, bytes]) -> dict[str, str]:
+    lines = found["etc/rancher/k3s/config.yaml"].decode().splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def test_the_first_node_is_the_server_and_has_no_network_of_its_own(files):
+    found = config(files("node1"))
+    assert found["flannel-backend"] == "none" and found["disable-network-policy"] == "true"
+    assert found["node-ip"] == "10.9.8.11" and "server" not in found
+    manifests = [path for path in files("node1") if "/server/manifests/" in path]
+    assert len(manifests) == len(k3s.MANIFESTS)
+
+
+def test_the_others_join_it_with_its_token(files):
+    first, other = config(files("node1")), config(files("node2"))
+    assert other["server"] == "https://10.9.8.11:6443" and other["node-ip"] == "10.9.8.12"
+    assert other["token"] == first["token"] and len(other["token"]) == 32
+    assert "flannel-backend" not in other
+    assert not [path for path in files("node2") if "/server/" in path]
+    assert b"k3s agent" in files("node2")["etc/systemd/system/k3s-agent.service"]
+
+
+def test_what_is_only_the_labs_is_called_so(files):
+    """A user's node has neither these files nor what is in them."""
+    quirks = (b"restrict_oom_score_adj", b"failCgroupV1", b"/proc/sys/", b"INVOCATION_ID")
+    for path, content in files("node1").items():
+        if any(quirk in content for quirk in quirks):
+            assert "lab" in path, path
+
+
+def test_without_a_cluster_there_is_nothing(files, tmp_path):
+    assert files("node1", replace(PLAN, k3s=False)) == {}
+    assert files("control") == {}
+    lab = Lab("abcde", tmp_path)
+    assert "k3s" not in inventory.data(lab, replace(PLAN, k3s=False))
+    assert inventory.data(lab, PLAN)["k3s"] == {"hosts": ["node1", "node2"]}
+
+
+def test_the_token_is_roots_alone(tmp_path):
+    lab = Lab("abcde", tmp_path)
+    k3s.make_token(lab)
+    assert os.stat(lab.k3s_token).st_mode & 0o777 == 0o600
+
+
+def test_a_plan_remembers_its_cluster_and_an_older_one_has_none(tmp_path):
+    lab = Lab("abcde", tmp_path)
+    PLAN.save(lab.plan_file)
+    assert Plan.load(lab) == PLAN
+    known = json.loads(lab.plan_file.read_text())
+    del known["k3s"]
+    lab.plan_file.write_text(json.dumps(known))
+    assert Plan.load(lab) == replace(PLAN, k3s=False)
+
+
+def test_an_image_is_a_docker_archive_whose_parts_fit_together():
+    with tarfile.open(fileobj=BytesIO(image(BUSYBOX, b"program", "x86_64"))) as archive:
+        (manifest,) = json.load(archive.extractfile("manifest.json"))
+        shown = json.load(archive.extractfile(manifest["Config"]))
+        layer = archive.extractfile(manifest["Layers"][0]).read()
+    assert manifest["RepoTags"] == [BUSYBOX] and shown["architecture"] == "amd64"
+    with tarfile.open(fileobj=BytesIO(layer)) as inside:
+        assert inside.extractfile("bin/sh").read() == b"program"
+
+
+def test_k3s_is_not_among_the_tools_that_every_lab_needs():
+    assert tools.K3S not in tools.ALL and tools.K3S in tools.ON_DEMAND
+    assert tools.k3s_version() == "v1.35.0+k3s3"
+    assert tools.K3S.pinned("github.com/k3s-io/k3s").startswith("1.35.")
+    assert tools.K3S.stamps()["k8s.io/component-base/version.gitVersion"] == tools.k3s_version()
+
+
+def test_the_way_of_building_is_part_of_the_key():
+    assert replace(tools.K3S, tags="other").key != tools.K3S.key
+    assert replace(tools.K3S, cgo=False).key != tools.K3S.key
+
+
+@pytest.mark.parametrize(("used", "missing"), [(10, False), (100, True)])
+def test_a_machine_without_inotify_instances_to_spare_is_told_before_anything_is_made(
+    monkeypatch, tmp_path, used, missing
+):
+    with open("/proc/sys/fs/inotify/max_user_instances") as file:
+        in_use = int(file.read()) - 128 + used
+    monkeypatch.setattr(preflight, "_inotify_instances", lambda: in_use)
+    problem = preflight._inotify(Lab("abcde", tmp_path), 3, True)
+    assert bool(problem) == missing
+    assert not missing or "fs.inotify.max_user_instances=" in problem
+    assert preflight._inotify(Lab("abcde", tmp_path), 3, False) is None

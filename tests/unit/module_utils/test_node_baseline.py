@@ -1,0 +1,38 @@
+"""How a node was: written down once, and compared when HeadCNI leaves."""
+
+from __future__ import annotations
+
+import json
+
+from ansible_collections.headcni.mesh.plugins.module_utils import node_baseline
+
+
+def test_it_is_written_down_once_with_the_directories_that_lack(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_baseline, "_tailscale", lambda: {"joined": False})
+    monkeypatch.setattr(node_baseline, "_sysctls", lambda: iter([("net/ipv4/ip_forward", "0")]))
+    path = tmp_path / "state" / "before.json"
+    node_baseline.remember([str(tmp_path / "a" / "b")], str(path))
+    found = node_baseline.recall(str(path))
+    assert found["sysctls"] == {"net/ipv4/ip_forward": "0"}
+    assert {str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(found["missing"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_text()
+    node_baseline.remember([str(tmp_path / "c")], str(path))
+    assert path.read_text() == before
+
+
+def test_without_a_note_or_with_one_that_is_broken_nothing_is_known(tmp_path):
+    path = tmp_path / "before.json"
+    assert node_baseline.recall(str(path)) == {}
+    path.write_text("[1")
+    assert node_baseline.recall(str(path)) == {}
+
+
+def test_only_what_differs_is_turned_back_and_forwarding_comes_first(monkeypatch):
+    now = {"a/rp_filter": "2", "net/ipv4/ip_forward": "1", "b/accept_ra": "1"}
+    monkeypatch.setattr(node_baseline, "read_sysctl", now.get)
+    before = {"a/rp_filter": "0", "net/ipv4/ip_forward": "0", "b/accept_ra": "1", "gone": "1"}
+    assert node_baseline.turned(json.loads(json.dumps({"sysctls": before}))) == [
+        ("net/ipv4/ip_forward", "1", "0"),
+        ("a/rp_filter", "2", "0"),
+    ]

@@ -1,0 +1,118 @@
+"""headcni_config: checked before it is written, and the same again changes nothing."""
+
+from __future__ import annotations
+
+import sysconfig
+
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible_module import Failed, run
+from lab_command import CHECKOUT
+
+CONFIG = {
+    "tailscale": {"mode": "host"},
+    "network": {"podCIDR": {"nodeLocal": "10.1.2.0/24", "base": "10.1.0.0/16"}},
+}
+
+
+@pytest.fixture
+def where(tmp_path):
+    release = tmp_path / "release"
+    release.mkdir()
+    (release / "headcni").symlink_to(CHECKOUT / "plugins/cni/headcni")
+    (release / "vendor").symlink_to(sysconfig.get_path("purelib"))
+    return {"path": str(tmp_path / "etc/config.yaml"), "release": str(release)}
+
+
+def configure(where, config=CONFIG, check=False, **more):
+    return run("headcni_config", check, config=config, **where, **more)
+
+
+def test_check_mode_foretells_it_then_it_is_done_and_then_nothing_is_left(where, tmp_path):
+    foretold = configure(where, check=True)
+    assert not (tmp_path / "etc").exists()
+    done = configure(where)
+    again = configure(where)
+    assert (foretold["changed"], done["changed"], again["changed"]) == (True, True, False)
+    assert foretold["diff"] == done["diff"]
+    assert again["diff"]["before"] == again["diff"]["after"]
+    assert done["pod_cidrs"] == ["10.1.2.0/24"]
+    assert (done["pod_cidr_source"], done["pod_cidr_guessed"]) == ("config", False)
+    assert done["cluster_cidrs"] == ["10.1.0.0/16"]
+    assert done["validated"] is True
+
+
+def test_it_tells_a_reload_from_a_restart(where):
+    configure(where)
+    changed = configure(where, {**CONFIG, "logging": {"level": "DEBUG"}})
+    assert (changed["needs_reload"], changed["needs_restart"]) == (True, False)
+    assert changed["changed_keys"] == ["logging.level"]
+    changed = configure(where, {**CONFIG, "tailscale": {"mode": "daemon"}})
+    assert (changed["needs_reload"], changed["needs_restart"]) == (True, True)
+    assert changed["mode"] == "daemon"
+
+
+def test_a_mistake_leaves_the_file_as_it_was(where):
+    configure(where)
+    with open(where["path"]) as file:
+        before = file.read()
+    with pytest.raises(Failed, match=r"2 mistakes in the configuration: .*mode.*mtu"):
+        configure(where, {**CONFIG, "tailscale": {"mode": "x"}, "network": {"mtu": 1}})
+    with open(where["path"]) as file:
+        assert file.read() == before
+
+
+@pytest.mark.parametrize(
+    ("cidr", "said"),
+    [
+        ("10.1.2.1/24", "has host bits set; the network is 10.1.2.0/24"),
+        ("10.1.2.0/31", "is too small"),
+        ("100.64.0.0/24", "which Tailscale gives to its own devices"),
+        ("10.1.2.0", "is not a CIDR"),
+        ("10.1.2.0/24,10.1.3.0/24", "are both IPv4"),
+        ("127.0.0.0/24", "ordinary unicast"),
+    ],
+)
+def test_a_pod_cidr_that_cannot_be_is_refused(where, cidr, said):
+    with pytest.raises(Failed) as caught:
+        configure(where, {"network": {"podCIDR": {"nodeLocal": cidr}}})
+    assert said in str(caught.value)
+    assert "nodeLocal" in str(caught.value)
+
+
+def test_a_guess_is_a_warning_or_a_failure(where, monkeypatch):
+    said = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: said.append(text))
+    guessing = {"network": {"podCIDR": {"base": "10.1.0.0/16"}}}
+    found = configure(where, guessing)
+    assert found["pod_cidr_guessed"] is True
+    assert "is a guess" in said[0]
+    with pytest.raises(Failed, match="set headcni_node_pod_cidr"):
+        configure(where, guessing, require_pod_cidr=True)
+
+
+def test_the_variable_of_the_environment_is_written_down(where, monkeypatch):
+    monkeypatch.setenv("NODE_POD_CIDR", "10.1.9.0/24")
+    assert configure(where, {})["pod_cidr_source"] == "env"
+    monkeypatch.delenv("NODE_POD_CIDR")
+    with open(where["path"]) as file:
+        assert "10.1.9.0/24" in file.read()
+
+
+def test_no_release_is_told_and_check_mode_goes_on_without(where, tmp_path):
+    where = {**where, "release": str(tmp_path / "none")}
+    assert configure(where, check=True)["validated"] is False
+    with pytest.raises(Failed, match="install it first"):
+        configure(where)
+
+
+def test_a_directory_that_cannot_be_made_is_told(where, tmp_path):
+    (tmp_path / "etc").write_text("a file")
+    with pytest.raises(Failed, match=r"etc.* cannot be written"):
+        configure(where)
+
+
+def test_a_secret_in_the_old_file_is_not_shown(where, tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/config.yaml").write_text("headscale:\n  authKey: hskey-auth-abc\n")
+    assert "hskey" not in str(configure(where, check=True))

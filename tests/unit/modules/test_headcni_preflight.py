@@ -1,0 +1,168 @@
+"""Each thing that stands in the way is a problem of its own, with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from ipaddress import ip_network
+
+import pytest
+from ansible_collections.headcni.mesh.plugins.module_utils import kernel, node_release
+from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
+
+GIVEN = {
+    "require_pod_cidr": False,
+    "enable_ipv6": None,
+    "datapath": "bridge",
+    "bridge": "headcni0",
+    "cni_bin_dirs": ["/opt/cni/bin"],
+    "cni_conf_dir": "/etc/cni/net.d",
+    "bin_dir": "/usr/local/bin",
+    "ignore_routes": [],
+    "min_free_mib": 1,
+    "max_clock_skew": 60,
+    "now": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("skew", "said"), [(0, ""), (59, ""), (-59, ""), (3600, "ahead of"), (-3600, "behind")]
+)
+def test_a_clock_that_is_off_is_told(skew, said):
+    problems = preflight.clock({**GIVEN, "now": 1000.0}, 1000.0 + skew)
+    assert bool(problems) == bool(said)
+    assert said in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("cidrs", "enable", "count"),
+    [
+        ("10.1.2.0/24", None, 0),
+        ("10.1.2.0/24", True, 1),
+        ("10.1.2.0/24", False, 0),
+        ("10.1.2.0/24,fd00:1::/64", True, 0),
+        ("10.1.2.0/24,fd00:1::/64", False, 1),
+        ("10.1.2.1/24", None, 1),
+        ("10.1.2.0/31", None, 1),
+    ],
+)
+def test_pod_cidrs_are_found_or_refused(cidrs, enable, count):
+    config = {"network": {"podCIDR": {"nodeLocal": cidrs}}}
+    _, problems = preflight.pod_cidrs(config, {**GIVEN, "enable_ipv6": enable})
+    assert len(problems) == count
+
+
+def test_a_guess_is_a_problem_only_where_it_was_said_to_be():
+    config = {"network": {"podCIDR": {"base": "10.1.0.0/16"}}}
+    assert preflight.pod_cidrs(config, GIVEN)[1] == []
+    problems = preflight.pod_cidrs(config, {**GIVEN, "require_pod_cidr": True})[1]
+    assert "set headcni_node_pod_cidr" in problems[0]
+
+
+@pytest.fixture
+def routes(monkeypatch):
+    known = [
+        kernel.Route(ip_network("192.168.1.0/24"), "eth0", True),
+        kernel.Route(ip_network("10.0.0.0/8"), "eth0", False),
+    ]
+    monkeypatch.setattr(kernel, "routes", lambda _: known)
+    return known
+
+
+def overlaps(own, config=None, **given):
+    cidrs = [ip_network(one) for one in own.split(",")]
+    return preflight.overlaps(config or {}, cidrs, {**GIVEN, **given})
+
+
+def test_a_range_of_its_own_overlaps_nothing(routes):
+    assert overlaps("10.1.2.0/24") == []
+
+
+def test_the_underlay_may_not_be_taken(routes):
+    assert (
+        "overlaps 192.168.1.0/24, which this node reaches by eth0" in overlaps("192.168.1.0/24")[0]
+    )
+    assert overlaps("192.168.1.0/24", ignore_routes=["192.168.1.0/24"]) == []
+
+
+def test_the_clusters_range_may_not_cover_the_underlay(routes):
+    config = {"network": {"podCIDR": {"base": "192.168.0.0/16"}}}
+    assert "cluster CIDR: 192.168.0.0/16" in overlaps("192.168.7.0/24", config)[0]
+
+
+def test_the_services_may_not_be_taken(routes):
+    config = {"network": {"serviceCIDR": "10.96.0.0/12,fd00:96::/108"}}
+    assert overlaps("10.100.0.0/24", config) == [
+        "pod CIDR: 10.100.0.0/24 overlaps the services' 10.96.0.0/12"
+    ]
+
+
+def test_a_port_that_is_taken_is_told_with_its_holder():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        problems = preflight.services({"monitoring": {"port": number}})
+    assert f"tcp port {number} is held by" in problems[-1]
+    assert "headcni_node_monitoring_port" in problems[-1]
+
+
+def test_the_port_of_our_own_daemon_is_no_problem(monkeypatch):
+    ours = kernel.Holder(1, "headcni-daemon")
+    monkeypatch.setattr(kernel, "port_holder", lambda *_: ours)
+    monkeypatch.setattr(preflight.node, "has_systemd", lambda: True)
+    assert preflight.services({}) == []
+    assert len(preflight.services({"tailscale": {"mode": "daemon"}})) == 1
+
+
+def test_a_machine_without_systemd_is_told(monkeypatch):
+    monkeypatch.setattr(preflight.node, "has_systemd", lambda: False)
+    assert any(
+        one.startswith("systemd:") for one in preflight.services({"monitoring": {"enabled": False}})
+    )
+
+
+def test_paths_that_cannot_be_used_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_release, "ROOT", str(tmp_path / "opt"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "headcni").write_text("another program")
+    given = {**GIVEN, "cni_bin_dirs": [str(tmp_path / "bin"), "relative"], "min_free_mib": 1 << 30}
+    given["bin_dir"] = str(tmp_path / "file" / "bin")
+    problems = preflight.places(given)
+    assert any("MiB free for" in one and "make room" in one for one in problems)
+    assert any("headcni is another program" in one for one in problems)
+    assert "path: 'relative', expected an absolute one" in problems
+    assert any("file is not a directory" in one for one in problems)
+
+
+def test_an_interface_of_our_name_that_is_no_bridge_is_told(monkeypatch):
+    monkeypatch.setattr(kernel, "is_bridge", lambda name: False if name == "headcni0" else None)
+    assert "headcni_node_bridge" in preflight.names({}, GIVEN)[0]
+    assert preflight.names({}, {**GIVEN, "datapath": "routed"}) == []
+
+
+def test_a_kernel_that_lacks_something_is_told_what(monkeypatch):
+    monkeypatch.setattr(kernel, "lacks_tun", lambda: "No such device")
+    monkeypatch.setattr(kernel, "lacks_link", lambda kind: "Operation not supported")
+    problems = preflight.kernel_features(GIVEN)
+    assert [one.partition(":")[0] for one in problems] == ["kernel"] * len(problems)
+    assert len([one for one in problems if "load the module" in one]) >= 3
+
+
+def test_where_containerd_looks_is_compared(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[plugins."io.containerd.grpc.v1.cri".cni]\n'
+        '  bin_dir = "/var/lib/rancher/k3s/data/current/bin"\n'
+        "  conf_dir = '/var/lib/rancher/k3s/agent/etc/cni/net.d'\n"
+    )
+    said = preflight.containerd(str(path), GIVEN)
+    assert len(said) == 2 and all("--flannel-backend=none" in one for one in said)
+    path.write_text('conf_dir = "/etc/cni/net.d/"\n')
+    assert preflight.containerd(str(path), GIVEN) == []
+
+
+def test_somebody_who_is_not_root_is_told(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "ansible_become" in preflight.root()[0]
