@@ -46,9 +46,7 @@ def check(lab: Lab, args: argparse.Namespace) -> None:
 def up(lab: Lab, args: argparse.Namespace) -> None:
     check(lab, args)
     end_with_make()
-    group = cgroups.Cgroup(lab.prefix, "up")
-    group.create()
-    group.enter()  # so that a `make down` from elsewhere ends this run and its children too
+    enter_up_group(lab)
     began = time.monotonic()
     with locked(f"lab-{lab.id}", "another command on this lab", LOCK_LIMIT):
         was_up = lab.plan_file.exists()
@@ -57,6 +55,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
                 if not args.keep:
                     undo.callback(remove, lab)
                 remove(lab)
+                enter_up_group(lab)  # what was removed had it in it
                 fill_cache(lab, args)
                 if args.k3s:
                     tools.build(lab, [tools.K3S])
@@ -69,6 +68,15 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
     print()
     print(summary.table(lab, Plan.load(lab)))
     print(f"\n  Up in {time.monotonic() - began:.0f} s.", summary.NEXT)
+
+
+def enter_up_group(lab: Lab) -> None:
+    """So that a `make down` from elsewhere ends this run and whatever it started, sessions of
+    their own (Ansible's workers) included.
+    """
+    group = cgroups.Cgroup(lab.prefix, "up")
+    group.create()
+    group.enter()
 
 
 def end_with_make() -> None:

@@ -71,6 +71,33 @@ def test_an_interrupted_up_takes_itself_down(other, sent):
     assert_nothing_left(before, other.listing())
 
 
+def test_down_ends_what_a_killed_up_had_started_in_a_session_of_its_own(other, tmp_path):
+    """As Ansible's workers are: the kill of a process group does not reach them."""
+    started = tmp_path / "started"
+    stubborn = tmp_path / "stubborn.yml"
+    stubborn.write_text(
+        "- hosts: localhost\n  gather_facts: false\n  tasks:\n"
+        f"    - ansible.builtin.shell: echo > {started}; exec setsid --wait sleep 600\n"
+    )
+    before = other.listing()
+    worker = subprocess.Popen(
+        ["python3", "-m", "lab", "up", "--nodes", "1", "--playbook", str(stubborn)],
+        cwd=CHECKOUT,
+        env=other.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not started.exists():
+        assert time.monotonic() < deadline and worker.poll() is None
+        time.sleep(0.1)
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait(timeout=10)
+    other("down")
+    assert_nothing_left(before, other.listing())
+
+
 def test_make_down_clears_up_after_a_make_up_that_was_killed_at_any_moment(other):
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
