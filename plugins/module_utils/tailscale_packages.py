@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Callable, NamedTuple
@@ -77,7 +78,7 @@ def read_os_release(path: str = "/etc/os-release") -> dict[str, str]:
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
 
 
-class Packages:
+class Packages(ABC):
     """One package of one repository; ``Apt`` and ``Dnf`` know how."""
 
     files: tuple[str, ...] = ()
@@ -89,33 +90,37 @@ class Packages:
         self._timeout = timeout
         self._certs = certs
 
+    @abstractmethod
     def installed(self) -> str:
-        raise NotImplementedError
+        """The version that the node has; empty if none."""
 
+    @abstractmethod
     def available(self) -> list[str]:
         """The versions that the repository has, as it was last refreshed; newest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ready(self) -> bool:
         """Whether the repository is set up as it should be. Asks nobody."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lacking(self) -> dict[str, bytes]:
         """The files that name the repository and are not as they should be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refresh(self) -> None:
-        raise NotImplementedError
+        """Ask the repository what it has."""
 
+    @abstractmethod
     def install(self, version: str) -> None:
-        raise NotImplementedError
+        """Put in this version, whether it is newer or older than the one there."""
 
+    @abstractmethod
     def remove(self) -> None:
-        raise NotImplementedError
+        """Take the package off the node; the repository stays."""
 
+    @abstractmethod
     def owner(self, path: str) -> str:
         """The package that a file belongs to; empty if to none."""
-        raise NotImplementedError
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
