@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from ..errors import IO_FAILURE, CniError
 from ..model import Network
+from .exchange import Connection, Exchange, Exchanges
 from .kernel_routes import Prefix
 from .log import Log
 from .routes import Alarm, Condition
@@ -185,55 +186,6 @@ class Breaker:
             log.info("Headscale answers again")
 
 
-class _Call:
-    """One exchange, that ends when its time is up or somebody else ends it, whatever the other
-    side does: a socket's own time-out begins anew with each byte."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.late = False
-        self._lock = threading.Lock()
-        self._socket: Optional[socket.socket] = None
-
-    def uses(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._socket = connection
-        if self.ended.is_set():
-            self.end()
-
-    def time_out(self) -> None:
-        self.late = True
-        self.end()
-
-    def end(self) -> None:
-        self.ended.set()
-        with self._lock, suppress(OSError):
-            if self._socket is not None:
-                # Not SSLSocket's, which takes the cipher away from under who reads.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-class _Connection(http.client.HTTPConnection):
-    """http or https, with the socket known to the call before a handshake begins."""
-
-    def __init__(
-        self, host: str, port: int, timeout: float, tls: Optional[ssl.SSLContext], call: _Call
-    ) -> None:
-        super().__init__(host, port, timeout=timeout)
-        self._tls, self._call = tls, call
-
-    def connect(self) -> None:
-        self.sock = socket.create_connection((self.host, self.port), self.timeout)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is not None:
-            self.sock = self._tls.wrap_socket(
-                self.sock, server_hostname=self.host, do_handshake_on_connect=False
-            )
-        self._call.uses(self.sock)
-        if isinstance(self.sock, ssl.SSLSocket):
-            self.sock.do_handshake()
-
-
 class HeadscaleClient:
     """What the daemon asks of Headscale: the nodes, and an approval. May be used by any thread.
 
@@ -262,8 +214,7 @@ class HeadscaleClient:
         self._key_file = api_key_file
         self._timeout, self._retries, self._timed = timeout, retries, timed
         self._pauses = pauses
-        self._lock = threading.Lock()
-        self._calls: set[_Call] = set()
+        self._exchanges = Exchanges()
 
     def nodes(self) -> list[Node]:
         """Every node; the list alone tells which routes are really served."""
@@ -291,14 +242,11 @@ class HeadscaleClient:
 
     def cancel(self) -> None:
         """End what is in progress, waiting included; what is asked later is asked as ever."""
-        with self._lock:
-            calls = list(self._calls)
-        for call in calls:
-            call.end()
+        self._exchanges.end()
 
     def _read(self, operation: str, path: str) -> dict[str, Any]:
         pause, longest = self._pauses
-        with self._call() as waiting:
+        with self._exchanges.begin() as waiting:
             for attempt in range(self._retries + 1):
                 try:
                     return self._ask(operation, "GET", path)
@@ -317,14 +265,9 @@ class HeadscaleClient:
         self, operation: str, method: str, path: str, body: Optional[bytes] = None
     ) -> dict[str, Any]:
         key = read_key(self._key_file)
-        with self.breaker.guard(), self._timed(operation), self._call() as call:
-            timer = threading.Timer(self._timeout, call.time_out)
-            timer.daemon = True
-            timer.start()
-            try:
-                status, content_type, answer = self._exchange(call, method, path, key, body)
-            finally:
-                timer.cancel()
+        with self.breaker.guard(), self._timed(operation):
+            with self._exchanges.begin(self._timeout) as exchange:
+                status, content_type, answer = self._answer(exchange, method, path, key, body)
             if status != 200:
                 raise self._refusal(status, content_type, answer, method, path, key)
             try:
@@ -335,13 +278,13 @@ class HeadscaleClient:
                 raise self._not_understood("it is no JSON object")
             return found
 
-    def _exchange(
-        self, call: _Call, method: str, path: str, key: str, body: Optional[bytes]
+    def _answer(
+        self, exchange: Exchange, method: str, path: str, key: str, body: Optional[bytes]
     ) -> tuple[int, str, bytes]:
         headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = _Connection(self._host, self._port, self._timeout, self._tls, call)
+        connection = Connection(exchange, self._host, self._port, self._timeout, self._tls)
         try:
             connection.request(method, self._path + path, body, headers)
             answer = connection.getresponse()
@@ -353,34 +296,23 @@ class HeadscaleClient:
                 content = f"it sends us to {answer.headers.get('Location', 'nowhere')}".encode()
                 kind = "text/plain"
             # Ended by us in the middle of an answer without a length, it looks whole.
-            if call.ended.is_set():
+            if exchange.ended.is_set():
                 raise OSError
             return answer.status, kind, content
         except (OSError, http.client.HTTPException) as problem:
-            raise self._no_answer(call, problem) from None
+            raise self._no_answer(exchange, problem) from None
         finally:
             connection.close()
 
-    @contextmanager
-    def _call(self) -> Iterator[_Call]:
-        call = _Call()
-        with self._lock:
-            self._calls.add(call)
-        try:
-            yield call
-        finally:
-            with self._lock:
-                self._calls.discard(call)
-
-    def _no_answer(self, call: _Call, problem: Exception) -> HeadscaleError:
-        if call.late or isinstance(problem, socket.timeout):
+    def _no_answer(self, exchange: Exchange, problem: Exception) -> HeadscaleError:
+        if exchange.late or isinstance(problem, socket.timeout):
             return HeadscaleError(
                 NO_ANSWER,
                 f"Headscale at {self.url} did not answer in {self._timeout:g} s",
                 "see that it runs and can be reached from this node",
                 trouble=True,
             )
-        if call.ended.is_set():
+        if exchange.ended.is_set():
             return _stopped()
         if isinstance(problem, ssl.SSLCertVerificationError):
             return HeadscaleError(

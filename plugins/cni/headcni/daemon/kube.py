@@ -13,7 +13,6 @@ import os
 import re
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import IO_FAILURE, CniError
 from ..model import PodRef
+from .exchange import Connection, Exchange, Exchanges
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_SECONDS = 15.0
@@ -329,64 +329,6 @@ class Selector:
         return asked
 
 
-class _Exchange:
-    """One connection, that ends when its time is up or somebody else ends it, whatever the other
-    side does: a socket's own time-out begins anew with each byte."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.ended = threading.Event()
-        self.late = False
-        self._lock = threading.Lock()
-        self._socket: Optional[socket.socket] = None
-        self._timer = threading.Timer(limit, self._time_out)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def uses(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._socket = connection
-        if self.ended.is_set():
-            self.end()
-
-    def _time_out(self) -> None:
-        self.late = True
-        self.end()
-
-    def end(self) -> None:
-        self.ended.set()
-        with self._lock, suppress(OSError):
-            if self._socket is not None:
-                # Not SSLSocket's, which takes the cipher away from under who reads.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, access: Access, timeout: float, exchange: _Exchange) -> None:
-        parts = urlsplit(access.server)
-        super().__init__(parts.hostname or "", parts.port or 443, timeout=timeout)
-        self._tls = access.tls()
-        self._name = access.server_name or parts.hostname or ""
-        self._exchange = exchange
-
-    def connect(self) -> None:
-        plain = socket.create_connection((self.host, self.port), self.timeout)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A watch is silent for long; a server whose machine died must still be noticed.
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        encrypted = self._tls.wrap_socket(
-            plain, server_hostname=self._name, do_handshake_on_connect=False
-        )
-        self.sock = encrypted
-        self._exchange.uses(encrypted)
-        encrypted.do_handshake()
-
-
 class KubeClient:
     """Questions to the API server, each on a connection of its own. May be used by any thread.
 
@@ -406,8 +348,7 @@ class KubeClient:
         self._source = source
         self._timeout, self._timed = timeout, timed
         self._watch_seconds, self._silence = watch_seconds, silence
-        self._lock = threading.Lock()
-        self._exchanges: set[_Exchange] = set()
+        self._exchanges = Exchanges()
 
     def pods(self, selector: Selector) -> PodList:
         """All of them, as they are now: no resourceVersion means that the server answers from what
@@ -456,7 +397,8 @@ class KubeClient:
         }
         with ExitStack() as stack:
             with self._timed("watch"):
-                exchange = stack.enter_context(self._exchange(self._watch_seconds + self._timeout))
+                limit = self._watch_seconds + self._timeout
+                exchange = stack.enter_context(self._exchanges.begin(limit))
                 connection, answer = self._ask(stack, exchange, "/api/v1/pods", query)
                 if answer.status != 200:
                     raise self._refusal(answer, "GET /api/v1/pods?watch=true")
@@ -465,12 +407,9 @@ class KubeClient:
 
     def cancel(self) -> None:
         """End what is in progress; what is asked later is asked as ever."""
-        with self._lock:
-            exchanges = list(self._exchanges)
-        for exchange in exchanges:
-            exchange.end()
+        self._exchanges.end()
 
-    def _changes(self, exchange: _Exchange, answer: http.client.HTTPResponse) -> Iterator[Change]:
+    def _changes(self, exchange: Exchange, answer: http.client.HTTPResponse) -> Iterator[Change]:
         while True:
             try:
                 line = answer.readline(LARGEST_EVENT + 1)
@@ -498,7 +437,7 @@ class KubeClient:
     ) -> dict[str, Any]:
         """An object; {} if it is one that may be `missing`, and is."""
         with self._timed(operation), ExitStack() as stack:
-            exchange = stack.enter_context(self._exchange(self._timeout))
+            exchange = stack.enter_context(self._exchanges.begin(self._timeout))
             _, answer = self._ask(stack, exchange, path, query)
             if answer.status != 200:
                 refusal = self._refusal(answer, f"GET {path}", missing)
@@ -516,18 +455,27 @@ class KubeClient:
             return _object(content)
 
     def _ask(
-        self, stack: ExitStack, exchange: _Exchange, path: str, query: Mapping[str, str]
-    ) -> tuple[_Connection, http.client.HTTPResponse]:
+        self, stack: ExitStack, exchange: Exchange, path: str, query: Mapping[str, str]
+    ) -> tuple[Connection, http.client.HTTPResponse]:
         access = self._source()
         headers = {"Accept": "application/json", "User-Agent": "headcni-daemon"}
         if token := access.bearer():
             headers["Authorization"] = f"Bearer {token}"
+        parts = urlsplit(access.server)
         try:
-            connection = _Connection(access, self._timeout, exchange)
+            tls = access.tls()
         except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
             raise _bad_certificates(access, problem) from None
+        connection = Connection(
+            exchange,
+            parts.hostname or "",
+            parts.port or 443,
+            self._timeout,
+            tls,
+            access.server_name,
+        )
         stack.callback(connection.close)
-        target = urlsplit(access.server).path + path + (f"?{urlencode(query)}" if query else "")
+        target = parts.path + path + (f"?{urlencode(query)}" if query else "")
         try:
             connection.request("GET", target, headers=headers)
             answer = connection.getresponse()
@@ -535,24 +483,12 @@ class KubeClient:
             raise self._no_answer(exchange, problem, access.server) from None
         return connection, answer
 
-    @contextmanager
-    def _exchange(self, limit: float) -> Iterator[_Exchange]:
-        exchange = _Exchange(limit)
-        with self._lock:
-            self._exchanges.add(exchange)
-        try:
-            yield exchange
-        finally:
-            exchange.close()
-            with self._lock:
-                self._exchanges.discard(exchange)
-
-    def _no_answer(self, exchange: _Exchange, problem: Exception, server: str = "") -> KubeError:
+    def _no_answer(self, exchange: Exchange, problem: Exception, server: str = "") -> KubeError:
         name = f"the API server {server}".rstrip()
         if exchange.late or isinstance(problem, socket.timeout):
             return KubeError(
                 NO_ANSWER,
-                f"{name} did not answer in {min(exchange.limit, self._timeout):g} s",
+                f"{name} did not answer in {self._timeout:g} s",
                 "see that it runs and can be reached from this node",
             )
         if exchange.ended.is_set():
