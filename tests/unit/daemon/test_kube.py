@@ -367,6 +367,12 @@ def test_the_service_account_of_a_pod(server, tmp_path):
     assert refused(lambda: Source("", {})()).kind == CONFIG
 
 
+def test_an_address_of_the_service_that_is_none_is_named():
+    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "https"}
+    problem = refused(lambda: in_cluster(env))
+    assert problem.kind == CONFIG and "KUBERNETES_SERVICE_PORT" in str(problem)
+
+
 def test_a_cluster_behind_a_path_is_asked_there(server):
     path = server.kubeconfig(cluster_server=f"{server.url}/k8s/clusters/c-1/")
     with pytest.raises(KubeError):
@@ -379,6 +385,8 @@ def test_a_cluster_behind_a_path_is_asked_there(server):
     [
         ({"cluster_server": "http://127.0.0.1:1"}, "clusters[].cluster.server is 'http://"),
         ({"cluster_server": "nonsense"}, "an https:// URL"),
+        ({"cluster_server": "https://127.0.0.1:99999"}, "an https:// URL"),
+        ({"cluster_server": "https://[fd00::1"}, "an https:// URL"),
         ({"cluster_insecure-skip-tls-verify": True}, "insecure-skip-tls-verify"),
         ({"cluster_proxy-url": "http://proxy.invalid"}, "proxy-url"),
         ({"exec": {"command": "login"}}, "users[].user.exec"),

@@ -180,9 +180,22 @@ def in_cluster(env: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
             "set daemon.kubeconfig; KUBERNETES_SERVICE_HOST is not set either",
         )
     shown = f"[{host}]" if ":" in host else host
-    return Access(
-        f"https://{shown}:{port}", ca_file=f"{folder}/ca.crt", token_file=f"{folder}/token"
-    )
+    server = f"https://{shown}:{port}"
+    if not _is_https(server):
+        raise KubeError(
+            CONFIG,
+            f"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT make {server}",
+            "expected a host and a port",
+        )
+    return Access(server, ca_file=f"{folder}/ca.crt", token_file=f"{folder}/token")
+
+
+def _is_https(url: Any) -> bool:
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, or half an IPv6 address
+        return False
 
 
 def read_kubeconfig(path: str) -> Access:
@@ -215,8 +228,7 @@ class _Kubeconfig:
         user = self._named("users", "user", context.get("user"), "contexts[].user")
         self._refuse(cluster, user)
         server = cluster.get("server")
-        parts = urlsplit(server if isinstance(server, str) else "")
-        if parts.scheme != "https" or not parts.hostname:
+        if not _is_https(server):
             raise self._wrong("clusters[].cluster.server", server, "an https:// URL")
         ca = self._data(cluster, "certificate-authority-data")
         certificate = self._data(user, "client-certificate-data")
