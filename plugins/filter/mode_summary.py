@@ -44,12 +44,13 @@ _value:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
+
+HEAD = ["node", "mode", "state"]
+
 
 def summary(hosts: Sequence[str], hostvars: Mapping[str, Any], wanted: str) -> list[str]:
-    rows = [["node", "mode", "state"]]
-    rows += [_row(host, hostvars.get(host, {}), wanted) for host in hosts]
-    widths = [max(len(row[at]) for row in rows) for at in range(2)]
-    return [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows]
+    return table([HEAD, *(_row(host, hostvars.get(host, {}), wanted) for host in hosts)])
 
 
 def _row(host: str, known: Mapping[str, Any], wanted: str) -> list[str]:

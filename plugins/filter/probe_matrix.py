@@ -42,6 +42,8 @@ _value:
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
+
 CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")
 
 
@@ -60,12 +62,7 @@ def matrix(found: Mapping[str, Any]) -> dict[str, Any]:
     bad = list(_bad(found))
     rows = [["from \\ to", *names]]
     rows += [[name, *(_cell(found, name, other) for other in names)] for name in names]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(names) + 1)]
-    lines = [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows
-    ]
-    lines.append("")
-    lines.append(f"checked from each pod: {', '.join(_asked(found)) or 'nothing'}")
+    lines = [*table(rows), "", f"checked from each pod: {', '.join(_asked(found)) or 'nothing'}"]
     lines += [f"not checked: {text}" for text in _skipped(found)]
     lines += bad or ["every pod reaches every other"] if len(names) > 1 else bad
     return {"lines": lines, "failed": len(bad)}

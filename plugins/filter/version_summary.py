@@ -41,15 +41,13 @@ _value:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
+
+HEAD = ["node", "runtime", "tailscale", "state"]
+
 
 def summary(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
-    rows = [["node", "runtime", "tailscale", "state"]]
-    rows += [_row(host, hostvars.get(host, {})) for host in hosts]
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    return [
-        "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]])
-        for row in rows
-    ]
+    return table([HEAD, *(_row(host, hostvars.get(host, {})) for host in hosts)])
 
 
 def _row(host: str, known: Mapping[str, Any]) -> list[str]:
