@@ -21,7 +21,8 @@ from cni_node import ECHO, Namespace, sh
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
 
-from headcni.daemon.namespace import MeshConfig, MeshNamespace
+from headcni.daemon.mesh_config import MeshConfig
+from headcni.daemon.namespace import MeshNamespace
 from headcni.datapath import netns
 from headcni.errors import CniError
 

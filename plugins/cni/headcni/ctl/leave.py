@@ -95,7 +95,8 @@ def _routes(config: DaemonConfig) -> str:
 def _namespace(config: DaemonConfig) -> str:
     if config.tailscale.mode != "daemon":
         return "host mode has none"
-    from ..daemon.namespace import MeshConfig, MeshNamespace
+    from ..daemon.mesh_config import MeshConfig
+    from ..daemon.namespace import MeshNamespace
 
     if _runs("headcni-tailscaled.service"):
         command = ["systemctl", "stop", "headcni-tailscaled.service"]

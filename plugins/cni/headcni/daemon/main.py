@@ -511,7 +511,8 @@ def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Option
     """In daemon mode, where our own tailscaled lives."""
     if config.tailscale.mode != "daemon":
         return None
-    from .namespace import MeshConfig, MeshNamespace  # pyroute2 is large, and host mode needs none
+    from .mesh_config import MeshConfig
+    from .namespace import MeshNamespace  # pyroute2 is large, and host mode needs none
 
     return MeshNamespace(MeshConfig.of_daemon(config, pod_cidrs))
 

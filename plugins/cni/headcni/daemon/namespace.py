@@ -18,7 +18,6 @@ headcni-tailscaled.service.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -26,23 +25,22 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 from pyroute2 import IPRoute, NetlinkError
 
 from ..datapath import netns, nft
 from ..datapath.rtnl import IFF_UP, RT_TABLE_MAIN, RTPROT_HEADCNI
-from ..errors import INTERNAL, INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
+from ..errors import INTERNAL, INVALID_CONFIG, KERNEL, CniError
 from ..model import Address, Network
-from ..podcidr import PodCidrError
 from . import config as configuration
-from .config import DaemonConfig
+from . import named_netns
+from .mesh_config import MeshConfig, from_daemon, from_json
 
 NETNS_DIR = "/run/netns"
 RESOLV_DIR = "/etc/netns"  # where `ip netns exec` takes a namespace's resolv.conf from
@@ -67,121 +65,6 @@ _RESOLV_CONFS = (
 )
 _MAGIC_DNS = (ip_address("100.100.100.100"), ip_address("fd7a:115c:a1e0::53"))
 _ANYWHERE: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 – no socket
-_MS_BIND, _MS_REC, _MS_SHARED, _MNT_DETACH = 0x1000, 0x4000, 0x100000, 2
-_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class MeshConfig:
-    """What may be chosen. `answer_for_node` is whether the node itself is in the tailnet: its
-    tailnet address leads to it, and it reaches the tailnet. Pods reach it in either case."""
-
-    namespace: str = "headcni"
-    interface: str = "headcni01"
-    port: int = 41642
-    link4: Optional[IPv4Network] = None  # None: the first that is in no route of the host
-    link6: Optional[IPv6Network] = None
-    mtu: int = 0  # 0: the underlay's
-    tailnet: Tuple[Network, ...] = (
-        ip_network("100.64.0.0/10"),
-        ip_network("fd7a:115c:a1e0::/48"),
-    )
-    pod_cidrs: Tuple[Network, ...] = ()  # this node's own
-    answer_for_node: bool = True
-    underlay: Tuple[Address, ...] = ()  # where peers find the node; (): by the default routes
-    nameservers: Tuple[Address, ...] = ()  # (): the host's
-    run_dir: str = "/run/headcni"
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> MeshConfig:
-        """From decoded JSON or YAML; every mistake in one error."""
-        known = {field.name for field in fields(cls)}
-        wrong = [f"{key}: not one of {', '.join(sorted(known))}" for key in {*values} - known]
-        read: dict[str, Any] = {}
-        for key in sorted(known & set(values)):
-            if values[key] is None:
-                continue
-            try:
-                reader: Callable[[Any], Any] = _READERS.get(key, _text)
-                read[key] = reader(values[key])
-            except (TypeError, ValueError) as problem:
-                wrong.append(f"{key} is {json.dumps(values[key], default=str)}: {problem}")
-        if wrong:
-            raise CniError(INVALID_CONFIG, "the mesh configuration is wrong", "; ".join(wrong))
-        return cls(**read)
-
-    @classmethod
-    def of_daemon(cls, config: DaemonConfig, pod_cidrs: Iterable[Network]) -> MeshConfig:
-        """As the daemon's configuration has it."""
-        chosen = config.tailscale
-        links = {cidr.version: cidr for cidr in chosen.link_cidr}
-        return cls.of(
-            {
-                "interface": chosen.interface_name or cls.interface,
-                "port": chosen.port,
-                "link4": str(links[4]) if 4 in links else None,
-                "link6": str(links[6]) if 6 in links else None,
-                "pod_cidrs": [str(cidr) for cidr in pod_cidrs],
-                "answer_for_node": chosen.answer_for_node,
-            }
-        )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("expected a name")
-    return value
-
-
-def _number(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"expected a number from {low} to {high}")
-        return value
-
-    return read
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("expected true or false")
-    return value
-
-
-def _link(version: int) -> Callable[[Any], Network]:
-    def read(value: Any) -> Network:
-        network = ip_network(value)
-        if network.version != version or network.num_addresses < 4 or not network.is_private:
-            raise ValueError(f"expected a private IPv{version} network of four addresses or more")
-        if network.is_link_local:
-            raise ValueError("tailscaled takes link-local addresses for no network at all")
-        return network
-
-    return read
-
-
-def _several(read: Callable[[Any], Any]) -> Callable[[Any], Tuple[Any, ...]]:
-    def all_of(value: Any) -> Tuple[Any, ...]:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError("expected a list")
-        return tuple(map(read, value))
-
-    return all_of
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "port": _number(1, 65535),
-    "mtu": _number(0, 65535),
-    "link4": _link(4),
-    "link6": _link(6),
-    "tailnet": _several(ip_network),
-    "pod_cidrs": _several(ip_network),
-    "answer_for_node": _flag,
-    "underlay": _several(ip_address),
-    "nameservers": _several(ip_address),
-}
 
 
 class HostRoute(NamedTuple):
@@ -267,7 +150,7 @@ class MeshNamespace:
 
     @property
     def exists(self) -> bool:
-        return _is_namespace(self.path)
+        return named_netns.is_there(self.path)
 
     def host_routes(self) -> list[HostRoute]:
         """The tailnet's own ranges, as they stand in table 5201."""
@@ -291,7 +174,7 @@ class MeshNamespace:
     def remove(self) -> None:
         """Leave nothing, whatever part of it is there. Forwarding stays on: pods need it."""
         with self._alone():
-            if _is_namespace(self.path):
+            if named_netns.is_there(self.path):
                 self._refuse_if_in_use()
             with IPRoute() as kernel:
                 for rule in _rules_of(kernel):
@@ -299,7 +182,7 @@ class MeshNamespace:
                 self._unplug(kernel)
             if nft.table_comment(TABLE) is not None:
                 nft.run_here(f"delete table inet {TABLE}")
-            _delete_namespace(self.path)
+            named_netns.delete(self.path)
             for path in (self._resolv_conf, self._environment):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
@@ -317,9 +200,9 @@ class MeshNamespace:
         with IPRoute() as kernel:
             cable = self._cable(kernel)
             if not see(
-                _is_namespace(self.path),
+                named_netns.is_there(self.path),
                 f"network namespace {self.config.namespace}: missing",
-                lambda: _create_namespace(self.path),
+                lambda: named_netns.create(self.path),
             ):
                 return see.found
             with netns.opened(self.path) as fd:
@@ -599,96 +482,6 @@ def _kernel_errors() -> Iterator[None]:
         raise CniError(KERNEL, "the kernel refused a change", str(problem)) from problem
 
 
-# The namespace itself, as `ip netns` makes and deletes it.
-
-
-def _mount(source: str, target: str, flags: int) -> None:
-    if _libc.mount(source.encode(), target.encode(), b"none", ctypes.c_ulong(flags), None) != 0:
-        raise _os_error(target)
-
-
-def _is_namespace(path: str) -> bool:
-    try:
-        return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
-    except FileNotFoundError:
-        return False
-
-
-def _create_namespace(path: str) -> None:
-    _where_the_host_mounts(_add_namespace, path)
-
-
-def _add_namespace(path: str) -> None:
-    folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    try:
-        _mount("", folder, _MS_SHARED | _MS_REC)
-    except OSError as problem:
-        if problem.errno != errno.EINVAL:
-            raise
-        _mount(folder, folder, _MS_BIND | _MS_REC)  # it was no mount point
-        _mount("", folder, _MS_SHARED | _MS_REC)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
-    try:
-        _unshare(netns.CLONE_NEWNET)
-        _mount("/proc/thread-self/ns/net", path, _MS_BIND)
-    except BaseException:
-        os.unlink(path)
-        raise
-
-
-def _delete_namespace(path: str) -> None:
-    _where_the_host_mounts(_take_namespace_away, path)
-
-
-def _take_namespace_away(path: str) -> None:
-    if _is_namespace(path) and _libc.umount2(path.encode(), _MNT_DETACH) != 0:
-        raise _os_error(path)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _where_the_host_mounts(work: Callable[[str], None], path: str) -> None:
-    """In a thread that ends with it, in pid 1's mount namespace: what a hardened service mounts in
-    its own, the host never sees."""
-    failed: list[BaseException] = []
-
-    def begin() -> None:
-        try:
-            if _mounts_are_a_copy():
-                _unshare(_CLONE_FS)
-                with open("/proc/1/ns/mnt", "rb") as mounts:
-                    if _libc.setns(mounts.fileno(), _CLONE_NEWNS) != 0:
-                        raise _os_error("/proc/1/ns/mnt")
-            work(path)
-        except BaseException as problem:
-            failed.append(problem)
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _mounts_are_a_copy() -> bool:
-    """As systemd makes them for a service: they follow the host's, and are not followed."""
-    with open("/proc/thread-self/mountinfo", encoding="utf-8") as file:
-        return any(line.split()[4] == "/" and " master:" in line for line in file)
-
-
-def _unshare(flags: int) -> None:
-    if _libc.unshare(flags) != 0:
-        raise _os_error("a namespace of its own")
-
-
-def _os_error(what: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), what)
-
-
 # What the kernel has, and making it what it should be. Each acts where its handle was opened.
 
 
@@ -947,27 +740,6 @@ def _endpoint(address: Address, port: int) -> str:
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
-def _from_json(path: str) -> MeshConfig:
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = json.load(file)
-    except OSError as problem:
-        raise CniError(IO_FAILURE, f"{path} cannot be read", problem.strerror or "") from None
-    except ValueError as problem:
-        raise CniError(INVALID_CONFIG, f"{path} is not JSON", str(problem)) from None
-    if not isinstance(values, dict):
-        raise CniError(INVALID_CONFIG, f"{path} is not JSON", "it is not an object {…}")
-    return MeshConfig.of(values)
-
-
-def _from_daemon(path: str) -> MeshConfig:
-    config = configuration.load(path, missing_ok=True)
-    try:
-        return MeshConfig.of_daemon(config, configuration.pod_cidrs(config).cidrs)
-    except PodCidrError as problem:
-        raise CniError(INVALID_CONFIG, "no pod CIDR", str(problem)) from None
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """0: it is right, or was made so. 1: `check` found differences, on stdout. 2: it failed."""
     parser = argparse.ArgumentParser(
@@ -978,7 +750,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--mesh", help="in place of it: JSON with MeshConfig's own keys")
     given = parser.parse_args(arguments)
     try:
-        wanted = _from_json(given.mesh) if given.mesh else _from_daemon(given.config)
+        wanted = from_json(given.mesh) if given.mesh else from_daemon(given.config)
         mesh = MeshNamespace(wanted)
         if given.verb == "remove":
             mesh.remove()
