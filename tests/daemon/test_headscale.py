@@ -24,18 +24,8 @@ from lab_command import LabCommand
 from leftovers import assert_nothing_left
 
 from headcni.daemon import headscale as headscale_module
-from headcni.daemon.headscale import (
-    ApprovalReport,
-    Breaker,
-    HeadscaleClient,
-    HeadscaleError,
-    Identity,
-    Node,
-    RouteKeeper,
-    clashes,
-    identify,
-    read_key,
-)
+from headcni.daemon.approvals import ApprovalReport, Identity, RouteKeeper, clashes, identify
+from headcni.daemon.headscale import Breaker, HeadscaleClient, HeadscaleError, Node, read_key
 from headcni.daemon.tailscale import LocalApi
 from lab.layout import Lab
 from lab.machines import leader

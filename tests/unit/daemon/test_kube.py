@@ -442,7 +442,7 @@ def test_certificates_and_tokens_that_are_none_are_a_matter_of_configuration(tmp
 def test_importing_it_costs_little_beside_what_the_daemon_has():
     """The daemon has http.client, ssl and json anyway; YAML waits until a kubeconfig is read."""
     code = (
-        "import sys; import headcni.daemon.headscale; before = set(sys.modules);"
+        "import sys; import headcni.daemon.approvals; before = set(sys.modules);"
         "import headcni.daemon.kube; print(sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(

@@ -12,8 +12,9 @@ import subprocess
 from typing import Callable, List, Tuple
 
 from ..daemon import config as configuration
+from ..daemon.approvals import RouteKeeper, identify
 from ..daemon.config import DaemonConfig
-from ..daemon.headscale import HeadscaleClient, RouteKeeper, identify
+from ..daemon.headscale import HeadscaleClient
 from ..daemon.main import cluster_cidrs, prefs_file
 from ..daemon.routes import Mesh, RouteManager
 from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError

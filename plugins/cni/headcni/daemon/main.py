@@ -26,11 +26,12 @@ from ..model import Network, PodRef
 from ..store import Attachment, Store
 from . import config as configuration
 from . import log as logs
+from .approvals import ApprovalReport, RouteKeeper, identify
 from .config import DaemonConfig
 from .control import SOCKET as CONTROL
 from .control import Control
 from .events import ADDED, DELETED, FAILED, LEAKED, Event, Events
-from .headscale import ApprovalReport, HeadscaleClient, RouteKeeper, identify
+from .headscale import HeadscaleClient
 from .metrics import Metrics
 from .monitor import Monitor, Reason, ask
 from .routes import Mesh, Report, RouteManager
