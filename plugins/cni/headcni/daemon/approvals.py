@@ -198,8 +198,10 @@ class RouteKeeper:
             with self._lock:
                 report = self._pass(self._ensure_if_needed)
             if self._on_report is not None and not stopping.is_set():
-                with suppress(Exception):  # a listener's mistake keeps nobody from serving
+                try:
                     self._on_report(report)
+                except Exception as bug:  # a listener's mistake keeps nobody from serving
+                    log.error("a listener failed", problem=bug)
             wait = self._interval
             if report.problem:
                 wait, pause = min(pause, self._interval), min(pause * 2, self._interval)
@@ -215,6 +217,9 @@ class RouteKeeper:
             if isinstance(problem, HeadscaleError) and problem.kind == STOPPED:
                 return ApprovalReport(problem=str(problem), condition=self._condition)
             report = ApprovalReport(problem=str(problem), condition=self._doubtful(str(problem)))
+        except Exception as bug:  # without passes nothing is kept approved; the next may succeed
+            said = f"a bug in HeadCNI: {bug!r}"
+            report = ApprovalReport(problem=said, condition=self._doubtful(said))
         self._condition = report.condition
         self._tell(report)
         return report

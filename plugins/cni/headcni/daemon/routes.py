@@ -47,6 +47,7 @@ from .kernel_routes import (
     read_route,
     tunnel_route,
 )
+from .log import Log
 from .tailscale import Bus, LocalApi, NodePrefs, Peer
 
 TABLE = 5200
@@ -59,6 +60,8 @@ STOP_SECONDS = 5.0
 Entry = Union[Route, Rule]
 # What on the bus may change a route, or the approval of our own.
 _TELLING = frozenset({"State", "Prefs", "SelfChange", "PeersChanged", "PeersRemoved", "NetMap"})
+
+log = Log("routes")
 
 
 @dataclass(frozen=True)
@@ -464,8 +467,10 @@ class RouteManager:
             while not self._stopping.is_set():
                 report = self._pass()
                 if self._on_report is not None:
-                    with contextlib.suppress(Exception):  # a listener's mistake cuts nobody off
+                    try:
                         self._on_report(report)
+                    except Exception as bug:  # a listener's mistake cuts nobody off
+                        log.error("a listener failed", problem=bug)
                 self._await_news(events, doorstep)
 
     def _pass(self) -> Report:
