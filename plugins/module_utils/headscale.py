@@ -15,13 +15,14 @@ import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, Optional
 from urllib.parse import quote, urlsplit
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
+
+from .headscale_objects import Node, Policy, PreAuthKey, User, Version, texts, written
 
 try:
     import requests
@@ -59,98 +60,6 @@ class HeadscaleError(Exception):
         self.kind = kind
         self.status = status
         self.passing = passing  # asking again may help
-
-
-@dataclass(frozen=True)
-class User:
-    id: str
-    name: str
-    reference: str = ""  # what its URL ends in: the name up to 0.23, the id since
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "name": self.name}
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node as the list has it. `name` is its DNS label, unique at the server; `hostname` is what
-    the machine calls itself, and any number may call themselves so."""
-
-    id: str
-    key: str
-    name: str
-    hostname: str
-    user: str = ""
-    user_id: str = ""  # its name here may be the one it had before it was renamed
-    tags: tuple[str, ...] = ()
-    addresses: tuple[str, ...] = ()
-    online: bool = False
-    last_seen: Optional[datetime] = None
-    expiry: Optional[datetime] = None
-    available: tuple[str, ...] = ()
-    approved: tuple[str, ...] = ()
-    served: tuple[str, ...] = ()
-    tags_need_owners: bool = False  # from 0.28 a tag must be in the policy
-    switches: Optional[Mapping[str, str]] = None  # up to 0.25: the id of each known route
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} (id {self.id})"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "node_key": self.key,
-            "name": self.name,
-            "hostname": self.hostname,
-            "user": self.user,
-            "tags": list(self.tags),
-            "addresses": list(self.addresses),
-            "online": self.online,
-            "last_seen": _written(self.last_seen),
-            "expiry": _written(self.expiry),
-            "available_routes": list(self.available),
-            "approved_routes": list(self.approved),
-            "served_routes": list(self.served),
-        }
-
-
-@dataclass(frozen=True)
-class PreAuthKey:
-    id: str
-    key: str = field(repr=False)  # whole when it is made; from 0.28 on masked in a list
-    user: str = ""
-    tags: tuple[str, ...] = ()
-    reusable: bool = False
-    ephemeral: bool = False
-    used: bool = False
-    expiration: Optional[datetime] = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Without the key itself."""
-        return {
-            "id": self.id,
-            "user": self.user,
-            "tags": list(self.tags),
-            "reusable": self.reusable,
-            "ephemeral": self.ephemeral,
-            "used": self.used,
-            "expiration": _written(self.expiration),
-        }
-
-
-@dataclass(frozen=True)
-class Version:
-    """`number` decides what is asked; `text` is what the server says, or the API it has."""
-
-    number: tuple[int, int]
-    text: str
-
-
-@dataclass(frozen=True)
-class Policy:
-    text: str
-    in_file: bool = False
 
 
 def connection_spec() -> dict[str, Any]:
@@ -270,7 +179,7 @@ class Headscale:
     # Users
 
     def users(self) -> list[User]:
-        return [_user(raw) for raw in self._list("/api/v1/user", "users")]
+        return [User.of(raw) for raw in self._list("/api/v1/user", "users")]
 
     def user(self, name: str) -> Optional[User]:
         """The one user of that name, or None."""
@@ -285,7 +194,7 @@ class Headscale:
         return found[0] if found else None
 
     def create_user(self, name: str) -> User:
-        return _user(_object(self._ask("POST", "/api/v1/user", {"name": name}), "user"))
+        return User.of(_object(self._ask("POST", "/api/v1/user", {"name": name}), "user"))
 
     def rename_user(self, user: User, name: str) -> None:
         self._ask("POST", f"/api/v1/user/{_quoted(user.reference)}/rename/{_quoted(name)}")
@@ -307,16 +216,16 @@ class Headscale:
             "reusable": reusable,
             "ephemeral": ephemeral,
             "aclTags": list(tags),
-            "expiration": _written(expiration),
+            "expiration": written(expiration),
         }
         if user is not None:
             body["user"] = self._key_owner(user)
-        return _key(_object(self._ask("POST", "/api/v1/preauthkey", body), "preAuthKey"))
+        return PreAuthKey.of(_object(self._ask("POST", "/api/v1/preauthkey", body), "preAuthKey"))
 
     def keys(self, user: Optional[User] = None) -> list[PreAuthKey]:
         """All of them; before 0.28 those of one user."""
         if self.version().number >= (0, 28):
-            return [_key(raw) for raw in self._list("/api/v1/preauthkey", "preAuthKeys")]
+            return [PreAuthKey.of(raw) for raw in self._list("/api/v1/preauthkey", "preAuthKeys")]
         if user is None:
             raise HeadscaleError(
                 OPTION,
@@ -324,7 +233,7 @@ class Headscale:
                 "name the user that the key belongs to",
             )
         path = f"/api/v1/preauthkey?user={_quoted(self._key_owner(user))}"
-        return [_key(raw) for raw in self._list(path, "preAuthKeys")]
+        return [PreAuthKey.of(raw) for raw in self._list(path, "preAuthKeys")]
 
     def expire_key(self, key: PreAuthKey, user: Optional[User]) -> None:
         body: dict[str, Any] = {"id": key.id}
@@ -351,13 +260,13 @@ class Headscale:
         """Every node with its routes: one call, or up to 0.25 two."""
         found = self._list("/api/v1/node", "nodes")
         if not found or "approvedRoutes" in found[0]:
-            return [_node(raw) for raw in found]
+            return [Node.of(raw) for raw in found]
         by_node: dict[str, list[Mapping[str, Any]]] = {}
         for route in self._list("/api/v1/routes", "routes"):
             owner = route.get("node")
             if isinstance(owner, Mapping):
                 by_node.setdefault(str(owner.get("id", "")), []).append(route)
-        return [_node(raw, by_node.get(str(raw.get("id", "")), [])) for raw in found]
+        return [Node.of(raw, by_node.get(str(raw.get("id", "")), [])) for raw in found]
 
     def rename_node(self, node: Node, name: str) -> None:
         self._ask("POST", f"/api/v1/node/{node.id}/rename/{_quoted(name)}")
@@ -393,7 +302,7 @@ class Headscale:
         answer = self._ask(
             "POST", f"/api/v1/node/{node.id}/approve_routes", {"routes": sorted(wanted)}
         )
-        kept = set(_texts(_object(answer, "node").get("approvedRoutes")))
+        kept = set(texts(_object(answer, "node").get("approvedRoutes")))
         if wanted - kept:
             raise HeadscaleError(
                 REFUSED,
@@ -733,75 +642,6 @@ def _summary(answer: requests.Response, content: bytes) -> str:
     if "html" in answer.headers.get("Content-Type", "") or text[:1] == "<":
         return "a web page"
     return text or "it does not say why"
-
-
-def _user(raw: Mapping[str, Any]) -> User:
-    number, name = str(raw.get("id", "")), str(raw.get("name", ""))
-    return User(number, name, number if "displayName" in raw else name)
-
-
-def _node(raw: Mapping[str, Any], routes: Optional[Iterable[Mapping[str, Any]]] = None) -> Node:
-    """`routes` are the node's, where the server keeps them apart."""
-    available, approved, served = (
-        _texts(raw.get(name)) for name in ("availableRoutes", "approvedRoutes", "subnetRoutes")
-    )
-    switches: Optional[dict[str, str]] = None if routes is None else {}
-    for route in routes or ():
-        prefix = str(route.get("prefix", ""))
-        assert switches is not None
-        switches[prefix] = str(route.get("id", ""))
-        available += (prefix,) if route.get("advertised") else ()
-        approved += (prefix,) if route.get("enabled") else ()
-        served += (prefix,) if route.get("isPrimary") else ()
-    owner = raw.get("user")
-    return Node(
-        id=str(raw.get("id", "")),
-        key=str(raw.get("nodeKey", "")),
-        name=str(raw.get("givenName") or raw.get("name", "")),
-        hostname=str(raw.get("name", "")),
-        user=str(owner.get("name", "")) if isinstance(owner, Mapping) else "",
-        user_id=str(owner.get("id", "")) if isinstance(owner, Mapping) else "",
-        tags=tuple(sorted({*_texts(raw.get("tags")), *_texts(raw.get("forcedTags"))})),
-        addresses=_texts(raw.get("ipAddresses")),
-        online=bool(raw.get("online")),
-        last_seen=_read_time(raw.get("lastSeen")),
-        expiry=_read_time(raw.get("expiry")),
-        available=available,
-        approved=approved,
-        served=served,
-        tags_need_owners="tags" in raw,
-        switches=switches,
-    )
-
-
-def _key(raw: Mapping[str, Any]) -> PreAuthKey:
-    owner = raw.get("user")
-    return PreAuthKey(
-        id=str(raw.get("id", "")),
-        key=str(raw.get("key", "")),
-        user=str(owner.get("name", "")) if isinstance(owner, Mapping) else str(owner or ""),
-        tags=_texts(raw.get("aclTags")),
-        reusable=bool(raw.get("reusable")),
-        ephemeral=bool(raw.get("ephemeral")),
-        used=bool(raw.get("used")),
-        expiration=_read_time(raw.get("expiration")),
-    )
-
-
-def _texts(found: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in found) if isinstance(found, list) else ()
-
-
-def _read_time(text: Any) -> Optional[datetime]:
-    """Go's zero time is none. Fractions go: Python before 3.11 does not read nine digits."""
-    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", str(text or ""))
-    if not found or found[1].startswith("0001-"):
-        return None
-    return datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
-
-
-def _written(when: Optional[datetime]) -> str:
-    return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""
 
 
 def _quoted(text: str) -> str:

@@ -19,9 +19,9 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     OPTION,
     REFUSED,
     HeadscaleError,
-    Node,
     find_node,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node
 
 Network = Union[IPv4Network, IPv6Network]
 MOST_SHOWN = 10

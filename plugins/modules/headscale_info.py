@@ -144,11 +144,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     Headscale,
     HeadscaleError,
-    Node,
     connect,
     connection_spec,
     fail,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node
 
 PARTS = ["version", "users", "nodes"]
 

@@ -124,7 +124,6 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     REFUSED,
     Headscale,
     HeadscaleError,
-    Node,
     check_label,
     check_tags,
     connect,
@@ -132,6 +131,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     fail,
     find_node,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import tags_of
 
 SELECTORS = ("id", "node_key", "name")

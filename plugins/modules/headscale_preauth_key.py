@@ -121,14 +121,13 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     REFUSED,
     Headscale,
     HeadscaleError,
-    PreAuthKey,
-    User,
     check_tags,
     connect,
     connection_spec,
     fail,
     in_minutes,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import PreAuthKey, User
 
 LONGEST_MINUTES = 366 * 24 * 60
 SHORTEST_PREFIX = 8

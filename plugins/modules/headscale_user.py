@@ -92,12 +92,12 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     REFUSED,
     Headscale,
     HeadscaleError,
-    User,
     check_user_name,
     connect,
     connection_spec,
     fail,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import User
 
 
 def main() -> None:

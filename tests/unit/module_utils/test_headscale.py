@@ -15,9 +15,8 @@ from ansible_collections.headcni.mesh.plugins.module_utils import headscale as c
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     Headscale,
     HeadscaleError,
-    Node,
-    User,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node, User
 from headscale_server import free_port
 from stub_server import StubServer, says, stub_server
 

@@ -8,7 +8,8 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils.headscale import HeadscaleError, Node
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale import HeadscaleError
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node
 from ansible_collections.headcni.mesh.plugins.module_utils.route_plan import (
     parse,
     plan,
