@@ -92,7 +92,11 @@ class LocalAPI:
         self.timeout = timeout
 
     def status(self, peers: bool = False) -> Status:
-        return Status.of(self._object("GET", f"status?peers={str(peers).lower()}"))
+        return Status.of(self.raw_status(peers))
+
+    def raw_status(self, peers: bool = False) -> dict[str, Any]:
+        """As tailscaled writes it: each peer, and what else ``Status`` leaves out."""
+        return self._object("GET", f"status?peers={str(peers).lower()}")
 
     def prefs(self) -> dict[str, Any]:
         return _without_keys(self._object("GET", "prefs"))

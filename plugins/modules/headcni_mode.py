@@ -184,7 +184,7 @@ def targets(config: dict) -> list[dict]:
         return []
     path = config["tailscale"]["socket"]["path"] or mode_switch.SOCKETS[mode_switch.mode_of(config)]
     try:
-        status = LocalAPI(path)._object("GET", "status?peers=true")
+        status = LocalAPI(path).raw_status(peers=True)
     except LocalAPIError:
         return []
     return mode_switch.targets(config, status)

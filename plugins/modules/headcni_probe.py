@@ -323,7 +323,7 @@ def asked(path: str, peers: bool = False) -> dict:
     deadline = time.monotonic() + 10
     while True:
         try:
-            return LocalAPI(path)._object("GET", f"status?peers={str(peers).lower()}")
+            return LocalAPI(path).raw_status(peers)
         except LocalAPIError:
             if time.monotonic() > deadline:
                 raise
