@@ -12,13 +12,12 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from . import config, verbs
 from .datapath import firewall, link, netns, rtnl
-from .datapath.netlink import KernelError, Netlink, Request, attribute, attributes, text, u32
+from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import ADDRESS_TAKEN, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, LeasedAddress, NetworkConfig
@@ -153,15 +152,8 @@ def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment
 
 def _route_of(kernel: Netlink, address: Address) -> int:
     """The link that the node's route to just this address leads to; 0 if there is none."""
-    bits = address.max_prefixlen
-    body = struct.pack(
-        "=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, link.RTM_F_FIB_MATCH
-    )
-    body += attribute(rtnl.RTA_DST, address.packed)
-    answer = None
-    with suppress(KernelError):  # no route at all
-        answer = kernel.ask(Request(link.RTM_GETROUTE, 0, body, f"look up {address}"))
-    if answer is None or answer[1] != bits:
+    answer = link.route_to(kernel, address)
+    if answer is None or answer[1] != address.max_prefixlen:
         return 0
     index = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
     return int(struct.unpack("=I", index)[0])
@@ -197,7 +189,7 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
         firewall.ensure(node.store, network)
     ports = firewall.published(node.store, owner)
     if ports:
-        verbs._open_loopback(network, cable)
+        verbs.open_loopback(network, cable)
         firewall.publish(node.store, owner, attachment.pod, ports)
 
 
@@ -215,7 +207,7 @@ def _keep_addresses(node: Node, attachment: Attachment, leased: list[LeasedAddre
 
 
 def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_netns: int) -> None:
-    link._prepare_host(kernel, network, cable)
+    link.prepare_host(kernel, network, cable)
     routed = network.datapath == "routed"
     bridge = 0 if routed else kernel.index(network.bridge)
     kernel.do(
@@ -224,9 +216,9 @@ def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_
             rtnl.finish_host_end(cable.host, cable.alias, None if routed else network.hairpin),
         ]
     )
-    link._finish_host(kernel, network, cable)
+    link.finish_host(kernel, network, cable)
     with netns.entered(pod_netns), Netlink() as inside:
-        link._finish_pod(inside, network, cable)
+        link.finish_pod(inside, network, cable)
 
 
 def _plug(name: str, mtu: int, bridge: int) -> Request:

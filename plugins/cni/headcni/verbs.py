@@ -161,7 +161,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                     firewall.ensure(node.store, network)
                 ports = firewall.ports_of(network, leased)
                 if ports:
-                    _open_loopback(network, cable)
+                    open_loopback(network, cable)
                 undo.callback(firewall.withdraw, node.store, owner)
                 firewall.publish(node.store, owner, pod, ports)
             with node.phase("dns"):
@@ -364,7 +364,7 @@ def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> No
         chain.ipam_del(network, call.env)
 
 
-def _open_loopback(network: NetworkConfig, cable: link.Cable) -> None:
+def open_loopback(network: NetworkConfig, cable: link.Cable) -> None:
     """Let 127.0.0.1:hostPort on the node lead to the pod; the firewall keeps others out."""
     through = cable.host if network.datapath == "routed" else network.bridge
     netns.write_sysctl(f"net/ipv4/conf/{through}/route_localnet", "1")

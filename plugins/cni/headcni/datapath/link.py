@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import Optional
 
 from ..errors import INTERNAL, KERNEL_LACKS, CniError
 from ..model import Address, LeasedAddress, NetworkConfig, Owner, Route
@@ -111,7 +112,7 @@ def _routes(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Ro
 
 def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int) -> None:
     """Make it so. On failure nothing of the pair is left; the bridge stays, others use it."""
-    _prepare_host(kernel, network, cable)
+    prepare_host(kernel, network, cable)
     if kernel.index(cable.host):
         kernel.do([rtnl.delete_link(cable.host)])  # an ADD that was killed left it
     bridge = 0 if network.datapath == "routed" else kernel.index(network.bridge)
@@ -127,9 +128,9 @@ def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: in
             ) from None
         raise
     try:
-        _finish_host(kernel, network, cable)
+        finish_host(kernel, network, cable)
         with netns.entered(pod_netns), Netlink() as inside:
-            _finish_pod(inside, network, cable)
+            finish_pod(inside, network, cable)
     except BaseException:
         kernel.do([rtnl.delete_link(cable.host)])
         raise
@@ -141,7 +142,7 @@ def disconnect(kernel: Netlink, host: str) -> None:
         kernel.do([rtnl.delete_link(host)])
 
 
-def _prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
+def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     """What all pods of the node share. Each part is made if it is missing, so the first pod's ADD
     and any later one are the same code."""
     netns.write_sysctl("net/ipv4/ip_forward", "1")
@@ -187,7 +188,7 @@ def _pair(network: NetworkConfig, cable: Cable, pod_netns: int, bridge: int) -> 
     return [pair, rtnl.finish_host_end(cable.host, cable.alias, hairpin)]
 
 
-def _finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
+def finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     requests: list[Request] = []
     shaped = bool(network.bandwidth.ingress_rate)
     index = kernel.index(cable.host) if shaped or network.datapath == "routed" else 0
@@ -202,7 +203,7 @@ def _finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     _do(kernel, requests)
 
 
-def _finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
+def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
     # No router speaks on a pod's link; a neighbour that pretends to be one is not listened to.
     netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/accept_ra", "0")
     if any(one.address.version == 6 for one in cable.addresses):
@@ -247,25 +248,27 @@ def _do(kernel: Netlink, requests: list[Request]) -> None:
         raise
 
 
+def route_to(kernel: Netlink, address: Address) -> Optional[bytes]:
+    """The rtmsg of the route that the node has to an address; None if it has none."""
+    bits = address.max_prefixlen
+    body = struct.pack("=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH)
+    body += attribute(rtnl.RTA_DST, address.packed)
+    try:
+        return kernel.ask(Request(RTM_GETROUTE, 0, body, f"look up {address}"))
+    except KernelError as problem:
+        if problem.errno in _NO_ROUTE:
+            return None
+        raise
+
+
 def address_in_use(kernel: Netlink) -> Callable[[Address], bool]:
     """Asks whether the node has an address itself or a route to just that one."""
 
     def asked(address: Address) -> bool:
-        bits = address.max_prefixlen
-        body = struct.pack(
-            "=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH
-        )
-        body += attribute(rtnl.RTA_DST, address.packed)
-        question = Request(RTM_GETROUTE, 0, body, f"look up {address}")
-        try:
-            answer = kernel.ask(question)
-        except KernelError as problem:
-            if problem.errno in _NO_ROUTE:
-                return False
-            raise
+        answer = route_to(kernel, address)
         if answer is None:
             return False
         length, kind = answer[1], answer[7]
-        return kind == RTN_LOCAL or length == bits
+        return kind == RTN_LOCAL or length == address.max_prefixlen
 
     return asked
