@@ -1,5 +1,4 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402 (the documentation comes first)
 """What a pod reached before a change, and does not reach after it."""
 
 from __future__ import annotations

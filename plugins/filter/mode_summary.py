@@ -1,5 +1,4 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402 (the documentation comes first)
 """Where each node stands between the two modes, as a table to be read."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH110, PTH112 (the documentation comes first; pathlib is slow to load)
 """Write the daemon's configuration, once the runtime itself has found it right."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH110, PTH118 (the documentation comes first; pathlib is slow to load)
 """Put HeadCNI in charge of pods' networks on a node, or give the charge back."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402 (the documentation comes first)
 """What HeadCNI is on a node: installed, configured, running, ready."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH106, PTH108, PTH110, PTH112, PTH118, PTH208 (the documentation comes first; pathlib is slow to load)
 """Take HeadCNI off a node, a step at a time, and leave the node as it was."""
 
 from __future__ import annotations

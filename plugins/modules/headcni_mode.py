@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH108, PTH110, PTH112 (the documentation comes first; pathlib is slow to load)
 """A node's way from one mode to the other, a step at a time."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH110, PTH112, PTH114, PTH117, PTH118, PTH120, PTH123 (the documentation comes first; pathlib is slow to load)
 """Whether a machine can be a node, with everything that stands in the way named at once."""
 
 from __future__ import annotations

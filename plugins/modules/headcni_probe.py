@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH103, PTH110, PTH118, PTH123 (the documentation comes first; pathlib is slow to load)
 """Make a pod for a few minutes, see what it reaches, and take it away again."""
 
 from __future__ import annotations

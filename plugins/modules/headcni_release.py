@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH117 (the documentation comes first; pathlib is slow to load)
 """Install a release of the runtime on a node, and say which one is in use."""
 
 from __future__ import annotations

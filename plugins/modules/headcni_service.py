@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402, PTH118, PTH123 (the documentation comes first; pathlib is slow to load)
 """Keep a service of HeadCNI running with what is installed now, and wait until it is ready."""
 
 from __future__ import annotations

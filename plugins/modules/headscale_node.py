@@ -1,6 +1,5 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-# ruff: noqa: E402 (Ansible wants the documentation before the imports)
 
 from __future__ import annotations
 

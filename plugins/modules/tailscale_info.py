@@ -118,25 +118,25 @@ health:
   elements: str
 """
 
-import platform  # noqa: E402
+import platform
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
     SOCKET,
     LocalAPI,
     LocalAPIError,
     Status,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (
     read,
     server_mistakes,
     why_login,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (
     ARCHITECTURES,
     installed_version,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_service import (  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_service import (
     unit_exists,
 )
 

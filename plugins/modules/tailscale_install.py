@@ -147,12 +147,12 @@ differs:
   type: bool
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (
     Installation,
     mistakes,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (
     InstallError,
     passwords,
 )

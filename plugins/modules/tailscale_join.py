@@ -141,15 +141,15 @@ health:
   elements: str
 """
 
-from typing import Any  # noqa: E402
+from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
     SOCKET,
     LocalAPI,
     LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (  # noqa: E402
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (
     Joining,
     Plan,
     Standing,
