@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from test_verbs import EMPTY
+from cni_node import EMPTY
 
 
 def conflist(node, *others, **changes):

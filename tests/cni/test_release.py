@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import tarfile
 
-from cni_node import sh
+from cni_node import EMPTY, sh
 from lab_command import CHECKOUT
-from test_verbs import EMPTY
 
 
 def test_building_it_again_gives_the_same_bytes(release, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_verbs import EMPTY
+from cni_node import EMPTY
 
 from headcni.errors import ADDRESS_TAKEN, INVALID_CONFIG
 

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from test_verbs import EMPTY
+from cni_node import EMPTY
 
 CALLS, AT_ONCE, KILLED = 200, 16, 0.2
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from cni_node import EMPTY
 
 VERSIONS = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 RUNNERS = ["directly", "by cnitool"]
-EMPTY = {
-    "links": set(),
-    "mapped": [],
-    "allocation": [],
-    "attachment": [],
-    "port": [],
-    "plugin_state": [],
-}
 
 
 def at_least(version, wanted):

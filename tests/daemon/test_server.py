@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from cni_node import sh
-from test_verbs import EMPTY
+from cni_node import EMPTY, sh
 
 from headcni.daemon.server import READ_SECONDS, THREADS
 from headcni.shim import HEADER, LIMIT, MAGIC

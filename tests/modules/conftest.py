@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,34 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-from ansible.module_utils.testing import patch_module_args
+from ansible_module import run
 from headscale_server import HeadscaleServer, Tailscaled
-from lab_command import CHECKOUT
-
-sys.path.insert(0, str(CHECKOUT / "collections"))
-
-MODULES = "ansible_collections.headcni.mesh.plugins.modules"
-
-
-class Failed(Exception):
-    """The module failed; `result` is what it said."""
-
-    def __init__(self, result: dict[str, Any]) -> None:
-        super().__init__(result.get("msg"))
-        self.result = result
-
-
-def run_module(name: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
-    """Run a module as Ansible would, within this process."""
-    module = importlib.import_module(f"{MODULES}.{name}")
-    said = io.StringIO()
-    given = {**arguments, "_ansible_check_mode": check, "_ansible_diff": True}
-    with patch_module_args(given), redirect_stdout(said), pytest.raises(SystemExit):
-        module.main()
-    result: dict[str, Any] = json.loads(said.getvalue().strip().splitlines()[-1])
-    if result.get("failed"):
-        raise Failed(result)
-    return result
 
 
 @dataclass
@@ -56,7 +25,7 @@ class At:
 
     def __call__(self, name: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
         given = {"url": self.server.url, "api_key": self.server.key, **self.options, **arguments}
-        return run_module(f"headscale_{name}", check, **given)
+        return run(f"headscale_{name}", check, **given)
 
     def twice(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """As every task should be: predicted by check mode, done, and then nothing left to do."""

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ansible_module import Failed
 from headscale_server import free_port
 from stub_server import says, stub_server
 
-from tests.modules.conftest import At, Failed
+from tests.modules.conftest import At
 
 ROUTE = [{"name": "node1", "routes": ["10.244.1.0/24"]}]
 TAKEN = "10.99.0.0/16"

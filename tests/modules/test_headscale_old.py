@@ -13,10 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from ansible_module import Failed
 from headscale_server import HeadscaleServer
 
 from lab import tools
-from tests.modules.conftest import At, Failed
+from tests.modules.conftest import At
 
 OLD = tools.Tool("headscale-0.25")
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_module import Failed
 from headscale_server import HeadscaleServer, until
 
-from tests.modules.conftest import At, Failed
+from tests.modules.conftest import At
 
 ROUTES = {"10.244.0.0/16": ["tag:k8s"], "fd44::/48": ["tag:k8s"]}
 POLICY = """\

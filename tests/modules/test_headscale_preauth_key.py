@@ -6,8 +6,7 @@ import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
-
-from tests.modules.conftest import Failed
+from ansible_module import Failed
 
 
 def seconds_left(text: str) -> float:

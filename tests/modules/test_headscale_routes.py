@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from ansible_module import Failed
 from headscale_server import until
-
-from tests.modules.conftest import Failed
 
 OWN = ("10.244.1.0/24", "fd44:0:0:1::/64")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from tests.modules.conftest import Failed
+from ansible_module import Failed
 
 
 def test_a_user_is_made_once(at, headscale):

@@ -17,6 +17,15 @@ from lab import tools
 
 ECHO = Path(__file__).with_name("echo.py")
 PREFIX = "hct"
+# CniNode.leftovers() of a node that had pods, and has none now.
+EMPTY = {
+    "links": set(),
+    "mapped": [],
+    "allocation": [],
+    "attachment": [],
+    "port": [],
+    "plugin_state": [],
+}
 _numbers = itertools.count()
 
 
@@ -287,7 +296,7 @@ class CniNode:
         return self.netns.run("nft", "list", "ruleset").stdout
 
     def leftovers(self) -> dict[str, Any]:
-        """What pods leave on a node: all of it should be empty once they are gone."""
+        """What pods leave on a node: it should be EMPTY once they are gone."""
         import sqlite3
 
         veths = {link for link in self.netns.links() if link.startswith("hc")}
