@@ -1,5 +1,11 @@
-"""How fast HeadCNI is, as ratios to a peer that runs beside it, on this machine, in this run.
+"""How fast it is, beside the Go plugins and other peers, on the same machine in the same run.
 
-make bench                    everything
-make bench ONLY="cni ipam"    parts of it
+`make bench` runs everything; `make bench ONLY="cni ipam"` a part of it. The bars are ratios: what
+another machine makes of the same calls is no business of theirs.
 """
+
+import sys
+
+from lab.layout import CHECKOUT
+
+sys.path[:0] = [str(CHECKOUT / part) for part in ("tests/support", "plugins/cni", "collections")]

@@ -6,12 +6,16 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from . import cni, ipam, plots, routes, stage
+from . import cni, fleet, headscale, ipam, plots, routes, site, stage, traffic
 from .measure import Findings, Row
 
-PARTS = ("cni", "ipam", "memory", "routes")
+ON_A_STAGE = {"cni": cni.run, "ipam": ipam.run, "memory": cni.memory, "routes": routes.run}
+ON_THE_FLEET = {"site": site.run, "traffic": traffic.run}
+PARTS = (*ON_A_STAGE, "headscale", *ON_THE_FLEET)
 
 
 def main() -> int:
@@ -24,24 +28,31 @@ def main() -> int:
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}: expected {', '.join(PARTS)}")
     findings, about = Findings(), stage.versions()
-    with stage.entered() as node:
-        work = {
-            "cni": lambda: cni.run(node, findings),
-            "ipam": lambda: ipam.run(node, findings),
-            "memory": lambda: cni.memory(node, findings),
-            "routes": lambda: routes.run(node, findings),
-        }
-        for part in wanted:
-            began = time.monotonic()
-            print(f"  … {part}", file=sys.stderr, flush=True)
-            work[part]()
-            print(f"  ✓ {part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    if staged := [part for part in ON_A_STAGE if part in wanted]:
+        with stage.entered() as node:
+            for part in staged:
+                told(part, partial(ON_A_STAGE[part], node, findings))
+    if "headscale" in wanted:
+        told("headscale", partial(headscale.run, findings))
+    if together := [part for part in ON_THE_FLEET if part in wanted]:
+        print(f"  … booting {len(fleet.NODES)} nodes", file=sys.stderr, flush=True)
+        with fleet.standing() as nodes:
+            for part in together:
+                told(part, partial(ON_THE_FLEET[part], nodes, findings))
     print(table(findings.rows, about))
     keep(args.output, findings, about)
     missed = [row for row in findings.rows if not row.met]
     if missed:
         print(f"{len(missed)} of {len(findings.rows)} bars were missed", file=sys.stderr)
     return 1 if missed else 0
+
+
+def told(part: str, work: Callable[[], None]) -> None:
+    """How long each takes is shown as it goes."""
+    began = time.monotonic()
+    print(f"  … {part}", file=sys.stderr, flush=True)
+    work()
+    print(f"  ✓ {part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 def table(rows: list[Row], about: dict[str, str]) -> str:

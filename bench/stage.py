@@ -16,14 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cni_node import CniNode, Namespace, sh
+
+from headcni.datapath import netns
 from lab import tools
-
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(CHECKOUT / "tests/support"), str(CHECKOUT / "plugins/cni")]
-
-from cni_node import CniNode, Namespace, sh  # noqa: E402
-
-from headcni.datapath import netns  # noqa: E402
+from lab.layout import CHECKOUT
 
 SUBNET, PEER_SUBNET = "10.55.0.0/16", "10.66.0.0/16"
 POOL = 250  # pod namespaces that are made beforehand

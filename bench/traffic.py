@@ -1,0 +1,114 @@
+"""TCP from pod to pod across nodes, beside pods of the Go bridge over the same tailscaled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .fleet import LabCommand, playbook
+from .measure import Findings, Row, in_turns, median
+
+SENDER, RECEIVER = "node1", "node2"
+ROUNDS = 8
+SECONDS = 3
+PORT = 5201
+PEER_CONF = "/run/bench/net.d"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to make a pod, by cnitool."""
+
+    name: str
+    network: str
+    conf: str
+    programs: str
+
+    def pod(self, lab: LabCommand, node: str) -> str:
+        """Its address; the namespace is called after the network."""
+        lab.on(node, f"ip netns add {self.network}")
+        made = json.loads(lab.on(node, self._tool("add")))
+        address: str = made["ips"][0]["address"].partition("/")[0]
+        return address
+
+    def remove(self, lab: LabCommand, node: str) -> None:
+        lab.on(node, f"{self._tool('del')}; ip netns del {self.network}", check=False)
+
+    def _tool(self, verb: str) -> str:
+        where = f"NETCONFPATH={self.conf} CNI_PATH={self.programs}"
+        return f"{where} /opt/lab/cni/cnitool {verb} {self.network} /run/netns/{self.network}"
+
+
+OURS = Kind("headcni", "headcni", "/etc/cni/net.d", "/opt/cni/bin")
+PEER = Kind("Go bridge", "gobridge", PEER_CONF, "/opt/lab/cni")
+
+
+def run(lab: LabCommand, findings: Findings) -> None:
+    for mode in ("host", "daemon"):
+        if mode == "daemon":
+            playbook(
+                lab,
+                "playbooks/switch_mode.yml",
+                *("-e", "headcni_mode=daemon", "--limit", f"{SENDER},{RECEIVER}"),
+            )
+        found = _measured(lab)
+        findings.raw[f"traffic, {mode} mode"] = found
+        ours, theirs = (median(found[kind.name]["Mbit/s"]) for kind in (OURS, PEER))
+        what, peer = f"TCP from pod to pod, {mode} mode", "Go bridge pods, same tailscaled"
+        findings.rows.append(
+            Row("traffic", what, peer, ours, theirs, unit="Mbit/s", bar=0.98, at_least=True)
+        )
+
+
+def _measured(lab: LabCommand) -> dict[str, dict[str, list[float]]]:
+    kinds = (OURS, PEER)
+    try:
+        for number, node in enumerate((SENDER, RECEIVER), 1):
+            _write_peer(lab, node, number)
+        addresses = {}
+        for kind in kinds:
+            kind.pod(lab, SENDER)
+            addresses[kind.name] = kind.pod(lab, RECEIVER)
+            serve = f"ip netns exec {kind.network} iperf3 -s -p {PORT}"
+            lab.on(RECEIVER, f"systemd-run --quiet --collect --unit=iperf-{kind.network} {serve}")
+            lab.wait(
+                SENDER, f"ip netns exec {kind.network} nc -z -w 1 {addresses[kind.name]} {PORT}", 30
+            )
+
+        def once(kind: Kind) -> Mapping[str, float]:
+            send = f"iperf3 -c {addresses[kind.name]} -p {PORT} -t {SECONDS} --omit 1 --json"
+            said = json.loads(lab.on(SENDER, f"ip netns exec {kind.network} {send}"))
+            return {"Mbit/s": said["end"]["sum_received"]["bits_per_second"] / 1e6}
+
+        turns = {kind.name: (lambda kind=kind: once(kind)) for kind in kinds}  # type: ignore[misc]
+        return in_turns(ROUNDS, turns, warm_up=1)
+    finally:
+        for kind in kinds:
+            lab.on(RECEIVER, f"systemctl stop iperf-{kind.network}", check=False)
+            for node in (SENDER, RECEIVER):
+                kind.remove(lab, node)
+
+
+def _write_peer(lab: LabCommand, node: str, number: int) -> None:
+    """The upper half of the node's pod CIDR, which is routed to it already."""
+    ours = json.loads(lab.on(node, "cat /etc/cni/net.d/*headcni.conflist"))["plugins"][0]
+    conf = {
+        "cniVersion": "1.0.0",
+        "name": PEER.network,
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": PEER.network,
+                "isGateway": True,
+                "mtu": ours["mtu"],
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": "/run/bench/addresses",
+                    "ranges": [[{"subnet": f"10.55.{number}.128/25"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }
+        ],
+    }
+    lab.write(node, f"{PEER_CONF}/10-{PEER.network}.conflist", json.dumps(conf).encode())
