@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Callable, Optional, Sequence
 
 from . import (
+    attend,
     cgroups,
     cluster,
     control,
@@ -196,6 +197,15 @@ def down(lab: Lab, args: argparse.Namespace) -> None:
     print("  ✓ the lab is down", file=sys.stderr)
 
 
+def attended(lab: Lab, args: argparse.Namespace) -> None:
+    def take_down() -> None:
+        down(lab, args)
+        if args.forget:
+            os.unlink(args.forget)
+
+    attend.attend(lab, args.program, args.unless, take_down)
+
+
 def remove(lab: Lab) -> None:
     """Whatever carries this lab's name, in whatever state it is: processes, wires, disks."""
     cgroups.remove(lab.prefix)
@@ -290,6 +300,10 @@ def parser() -> argparse.ArgumentParser:
         "tool", nargs="*", metavar="NAME", help="all that the lab needs if none is named; also k3s"
     )
     verb("down", down, "remove every trace of the lab")
+    one = verb("attend", attended, "do that when the program that called this ends")
+    one.add_argument("program", help="its name: molecule")
+    one.add_argument("--unless", default="", help="leave the lab if it has this argument")
+    one.add_argument("--forget", default="", help="remove this file too, where it noted the lab")
     verb("status", status, "show the machines")
     verb("inventory", print_inventory, "print Ansible's inventory as JSON")
     verb("shell", shell, "log in, or run a command there", machine=True).add_argument(
