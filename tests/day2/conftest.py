@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
+from mesh_state import at_headscale
 from site_run import Run, Site
 from traffic import Traffic
 
@@ -46,14 +44,7 @@ class Cluster:
         return self.lab.on(node, "headcnictl mode show").strip()
 
     def at_headscale(self) -> list[dict[str, Any]]:
-        known = self.lab.inventory()["lab"]["vars"]
-        key = (Path(known["lab_dir"]) / "headscale-api-key").read_text().strip()
-        request = urllib.request.Request(
-            f"{known['lab_headscale_url']}/api/v1/node", headers={"Authorization": f"Bearer {key}"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
-        return nodes
+        return at_headscale(self.lab)
 
     def told(self, capsys: Any, what: str) -> None:
         with capsys.disabled():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
+from mesh_state import assert_in_mode
+from traffic import assert_unharmed
 
 pytestmark = pytest.mark.timeout(900)
 NODES = ("node1", "node2")
@@ -48,38 +49,6 @@ if os.environ.get("HEADCNI_EVERY_STEP"):
     FAILING = KILLED = EVERY
 
 
-def assert_in_mode(cluster, mode: str, node: str = "node1") -> None:
-    """As the node says, and with nothing left of the other mode."""
-    lab = cluster.lab
-    assert cluster.mode(node) == mode
-    lab.wait(node, "headcnictl status >/dev/null", 20)
-    assert json.loads(lab.on(node, "cat /etc/cni/net.d/10-headcni.conflist"))["plugins"][0][
-        "mode"
-    ] == (mode)
-    assert lab.on(node, "ls /etc/headcni").split() == ["config.yaml"]
-    assert "switch.json" not in lab.on(node, "ls /var/lib/headcni")
-    assert "headcni_switch" not in lab.on(node, "nft list tables")
-    assert ("headcni" in lab.on(node, "ip netns").split()) is (mode == "daemon")
-    assert "headcni-probe" not in lab.on(node, "ip netns")
-    active = lab.on(node, "systemctl is-active headcni-tailscaled", check=False).strip()
-    assert (active == "active") is (mode == "daemon")
-    number = node[-1]
-    serving = [
-        one
-        for one in cluster.at_headscale()
-        if f"10.55.{number}.0/24" in (one.get("approvedRoutes") or [])
-    ]
-    assert len(serving) == 1
-    socket = "" if mode == "host" else "--socket=/run/headcni/tailscaled.sock"
-    own = json.loads(lab.on(node, f"tailscale {socket} status --json"))["Self"]["PublicKey"]
-    assert serving[0]["nodeKey"] == own
-
-
-def assert_unharmed(costs, gap: float = 1.0) -> None:
-    for pair, cost in costs.items():
-        assert cost.transfer and cost.gap < gap, f"{pair}: {cost}"
-
-
 @pytest.mark.parametrize("mode", ["daemon", "host"])
 def test_a_switch_costs_no_connection(cluster, capsys, mode):
     foretold = cluster.run("switch_mode", "--check", headcni_mode=mode)
@@ -90,7 +59,7 @@ def test_a_switch_costs_no_connection(cluster, capsys, mode):
     assert_unharmed(costs)
     assert sum(cost.lost for cost in costs.values()) <= 5, costs
     for node in NODES:
-        assert_in_mode(cluster, mode, node)
+        assert_in_mode(cluster.lab, node, mode)
 
 
 def test_a_node_that_is_in_the_mode_is_left_alone_and_a_mixed_cluster_works(cluster):
@@ -124,11 +93,11 @@ def test_a_step_that_fails_leaves_the_node_in_the_mode_it_had(cluster, step):
     now = cluster.mode("node1")
     if now == before:
         assert "FAILED, and put back" in done.output, done.output[-3000:]
-        assert_in_mode(cluster, before)
+        assert_in_mode(cluster.lab, "node1", before)
     else:
         assert "NOT FINISHED, but it works in this mode" in done.output, done.output[-3000:]
         cluster.run("switch_mode", "--limit", "node1", headcni_mode=wanted)
-        assert_in_mode(cluster, wanted)
+        assert_in_mode(cluster.lab, "node1", wanted)
 
 
 @pytest.mark.parametrize("step", KILLED)
@@ -143,7 +112,7 @@ def test_a_run_that_is_killed_is_finished_by_the_next(cluster, step):
             pytest.skip(f"going to {wanted} mode does not come by this step")
         cluster.run("switch_mode", "--limit", "node1", headcni_mode=wanted)
     assert_unharmed(costs)
-    assert_in_mode(cluster, wanted)
+    assert_in_mode(cluster.lab, "node1", wanted)
 
 
 def test_if_headscale_cannot_be_told_nothing_is_dropped_and_the_next_run_goes_on(cluster):
@@ -159,7 +128,7 @@ def test_if_headscale_cannot_be_told_nothing_is_dropped_and_the_next_run_goes_on
         assert "NOT PUT BACK" in done.output and "served by both" in done.output
         cluster.run("switch_mode", "--limit", "node1", headcni_mode=wanted)
     assert_unharmed(costs)
-    assert_in_mode(cluster, wanted)
+    assert_in_mode(cluster.lab, "node1", wanted)
 
 
 def test_a_run_that_is_killed_can_be_undone_as_well(cluster):
@@ -174,7 +143,7 @@ def test_a_run_that_is_killed_can_be_undone_as_well(cluster):
         )
         cluster.run("switch_mode", "--limit", "node1", headcni_mode=before)
     assert_unharmed(costs)
-    assert_in_mode(cluster, before)
+    assert_in_mode(cluster.lab, "node1", before)
 
 
 def test_wrong_words_are_refused_before_anything_changes(cluster):

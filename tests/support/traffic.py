@@ -34,6 +34,12 @@ class Cost:
         )
 
 
+def assert_unharmed(costs: dict[str, Cost], gap: float = 1.0) -> None:
+    for pair, cost in costs.items():
+        print(f"{pair}: {cost}")
+        assert cost.transfer and cost.gap < gap, f"{pair}: {cost}"
+
+
 @dataclass
 class Traffic:
     lab: LabCommand
@@ -47,6 +53,12 @@ class Traffic:
             made = json.loads(self.lab.on(node, f"{CNITOOL} add headcni /run/netns/pod"))
             self.addresses[node] = made["ips"][0]["address"].partition("/")[0]
 
+    def find_pods(self) -> None:
+        """Those that another process has made."""
+        for node in self.nodes:
+            shown = json.loads(self.lab.on(node, "ip -j -4 -n pod address show dev eth0"))
+            self.addresses[node] = shown[0]["addr_info"][0]["local"]
+
     def no_pods(self) -> None:
         for node in self.nodes:
             self.lab.on(node, f"{CNITOOL} del headcni /run/netns/pod; ip netns del pod")
@@ -58,11 +70,16 @@ class Traffic:
     @contextmanager
     def flowing(self) -> Iterator[dict[str, Cost]]:
         """What it costs to do something; known once it is done."""
+        self.start()
+        try:
+            yield self.costs
+        finally:
+            self.stop()
+
+    def start(self) -> None:
         self.reached()
         self.costs.clear()
-        pairs = list(permutations(self.nodes, 2))
-        for number, (source, target) in enumerate(pairs):
-            port = 5300 + number
+        for port, source, target in self._flows():
             self._unit(target, f"serve-{port}", f"iperf3 -s -1 -p {port}")
             self.lab.wait(target, f"ip netns exec pod ss -ltn | grep -q :{port}", 10)
             address = self.addresses[target]
@@ -70,19 +87,25 @@ class Traffic:
             send = f"iperf3 -c {address} -p {port} -t 3600 -b {RATE} -i 0.2 --forceflush"
             self._unit(source, f"send-{target}", send)
         time.sleep(2)
-        try:
-            yield self.costs
-        finally:
-            time.sleep(2)
-            for number, (source, target) in enumerate(pairs):
-                alive = self.lab.on(source, f"systemctl is-active send-{target}", check=False)
-                self.lab.on(source, f"systemctl stop send-{target}", check=False)
-                self.lab.on(source, f"systemctl kill -s INT ping-{target}; sleep 0.3", check=False)
-                self.lab.on(target, f"systemctl stop serve-{5300 + number}", check=False)
-                pings = self.lab.on(source, f"cat /run/ping-{target}.log")
-                sends = self.lab.on(source, f"cat /run/send-{target}.log")
-                cost = _cost(pings, sends, alive.strip() == "active")
-                self.costs[f"{source}→{target}"] = cost
+
+    def stop(self) -> dict[str, Cost]:
+        """It may have been started by another process."""
+        time.sleep(2)
+        for port, source, target in self._flows():
+            alive = self.lab.on(source, f"systemctl is-active send-{target}", check=False)
+            self.lab.on(source, f"systemctl stop send-{target}", check=False)
+            self.lab.on(source, f"systemctl kill -s INT ping-{target}; sleep 0.3", check=False)
+            self.lab.on(target, f"systemctl stop serve-{port}", check=False)
+            pings = self.lab.on(source, f"cat /run/ping-{target}.log")
+            sends = self.lab.on(source, f"cat /run/send-{target}.log")
+            cost = _cost(pings, sends, alive.strip() == "active")
+            self.costs[f"{source}→{target}"] = cost
+        return self.costs
+
+    def _flows(self) -> list[tuple[int, str, str]]:
+        """A port of its own for each direction."""
+        pairs = permutations(self.nodes, 2)
+        return [(5300 + number, source, target) for number, (source, target) in enumerate(pairs)]
 
     def _unit(self, node: str, name: str, command: str) -> None:
         self.lab.on(
