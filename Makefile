@@ -9,6 +9,7 @@ KEEP ?=
 K3S ?=
 ONLY ?=
 NODE ?= node1
+SCENARIO ?= $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml)))))
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -80,6 +81,10 @@ test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Heads
 test-day2: cache .venv/ready ## switching modes, upgrading, leaving, with pods talking meanwhile (not in `test`)
 	$(PYTEST) tests/day2
 
+.PHONY: test-molecule
+test-molecule: cache .venv/ready ## the Molecule scenarios, one after the other (SCENARIO=default for one; not in `test`)
+	@for scenario in $(SCENARIO); do molecule test --scenario-name $$scenario; done
+
 .PHONY: test-k8s
 test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 minutes (not in `test`)
 	@$(LAB) tools k3s
@@ -94,7 +99,7 @@ bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY
 	$(PY) -m bench $(ONLY)
 
 ##@ The code
-PYTHON_SOURCES := bench lab plugins tests inventories/lab
+PYTHON_SOURCES := bench lab molecule plugins tests inventories/lab
 .PHONY: lint
 lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 	ruff format --check $(PYTHON_SOURCES)

@@ -11,7 +11,10 @@ import pytest
 from lab_command import CHECKOUT
 
 ANSIBLE = CHECKOUT / ".venv" / "bin"
-CHECKOUT_ONLY = {"lab", "tests", "collections", "bench", "molecule", "Makefile", ".ci", ".venv"}
+CHECKOUT_ONLY = {
+    *("lab", "tests", "collections", "bench", "molecule", "Makefile"),
+    *(".ci", ".config", ".venv"),
+}
 
 
 def run(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

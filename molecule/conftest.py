@@ -1,0 +1,70 @@
+"""What the verifiers of all scenarios share. They ask the nodes over SSH, and never Ansible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import testinfra
+from lab_command import CHECKOUT, LabCommand
+from testinfra.host import Host
+from traffic import Traffic
+
+from lab.layout import Lab, Plan
+
+
+def address_of(node: str) -> str:
+    """As testinfra takes it. The open connection is among those that go with the lab."""
+    folder = Lab.of_this_checkout().ssh_config.parent
+    return f"ssh://{node}?ssh_config={folder}/config&controlpath={folder}/testinfra-{node}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that asks for `host` is run on each node."""
+    if "MOLECULE_SCENARIO_NAME" not in os.environ:
+        raise pytest.UsageError("these are run by Molecule: molecule verify -s NAME")
+    nodes = Plan.load(Lab.of_this_checkout()).nodes
+    config.option.hosts = ",".join(address_of(node) for node in nodes)
+
+
+@cache
+def machine(name: str) -> Host:
+    return testinfra.get_host(address_of(name))
+
+
+@pytest.fixture(scope="session")
+def lab() -> LabCommand:
+    return LabCommand(os.environ["HEADCNI_LAB"])
+
+
+@pytest.fixture(scope="session")
+def nodes() -> dict[str, Host]:
+    return {node: machine(node) for node in Plan.load(Lab.of_this_checkout()).nodes}
+
+
+@pytest.fixture(scope="session")
+def between_steps() -> Path:
+    """For what one step of a scenario leaves to the next; gone with the lab."""
+    return Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
+
+
+@pytest.fixture(scope="session")
+def traffic(lab: LabCommand, nodes: dict[str, Host]) -> Traffic:
+    """Of the pods that are there, or else of none yet."""
+    found = Traffic(lab, tuple(nodes))
+    if all(host.file("/run/netns/pod").exists for host in nodes.values()):
+        found.find_pods()
+    return found
+
+
+@pytest.fixture(scope="module")
+def pods(lab: LabCommand, traffic: Traffic, nodes: dict[str, Host]) -> Iterator[Traffic]:
+    """A pod on each node for the tests of a file."""
+    traffic.pods()
+    for node in nodes:
+        lab.copy(CHECKOUT / "tests/support/echo.py", node, "/run/echo.py")
+    yield traffic
+    traffic.no_pods()

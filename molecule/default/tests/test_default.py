@@ -1,0 +1,18 @@
+"""site.yml, from bare machines on."""
+
+from __future__ import annotations
+
+from mesh_state import at_headscale
+
+
+def test_headscale_has_approved_each_nodes_own_ranges_and_no_others(lab, nodes):
+    known = {one["givenName"]: one for one in at_headscale(lab)}
+    assert sorted(known) == sorted(nodes)
+    for number, node in enumerate(nodes, 1):
+        own = [f"10.55.{number}.0/24", f"fd55:0:0:{number}::/64"]
+        assert sorted(known[node]["approvedRoutes"]) == own
+        assert sorted(known[node]["subnetRoutes"]) == own
+
+
+def test_no_key_is_left_on_a_node(host):
+    assert host.run("grep -rl hskey- /run /etc /root /tmp /var/log /var/tmp /opt").stdout == ""
