@@ -52,6 +52,10 @@ test-unit: .venv/ready ## tests that need neither root nor a lab
 test-collection: .venv/ready ## the artifact builds, installs elsewhere and resolves by its name
 	$(PYTEST) tests/collection
 
+.PHONY: test-sanity
+test-sanity: .venv/ready ## ansible-test sanity on a staged copy; the first run makes its environments
+	$(PY) tests/support/sanity.py
+
 .PHONY: test-cni
 test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its own
 	$(PYTEST) tests/cni

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Build the runtime's release: one tarball with all that a node needs, for every architecture.
 
     python3 plugins/cni/release.py [--output dist]
@@ -25,19 +24,22 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "requirements.lock"
+# Not in the sources: Ansible's own checks know no such first line. -IS saves a pod some 10 ms.
+FIRST_LINE = b"#!/usr/bin/python3 -IS\n"
 MTIME = 315532800  # 1980-01-01, the oldest that every archive format can say
 
 
 def version() -> str:
     found = re.search(r'^__version__ = "(.+)"$', (HERE / "headcni/__init__.py").read_text(), re.M)
-    assert found, "headcni/__init__.py has no __version__"
+    if found is None:
+        sys.exit("release: headcni/__init__.py has no __version__")
     return found[1]
 
 
 def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
     """Path in the release, bytes, mode. Links are followed: a release stands alone."""
     for program in sorted((HERE / "bin").iterdir()):
-        yield f"bin/{program.name}", program.read_bytes(), 0o755
+        yield f"bin/{program.name}", FIRST_LINE + program.read_bytes(), 0o755
     for unit in sorted((HERE / "units").iterdir()):
         yield f"units/{unit.name}", unit.read_bytes(), 0o644
     sources = [*(HERE / "headcni").rglob("*.py"), *(HERE / "headcni").rglob("*.json")]

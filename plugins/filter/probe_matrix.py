@@ -98,12 +98,14 @@ def _bad(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _asked(found: Mapping[str, Any]) -> list[str]:
-    seen = {check for _, _, check, result in _every(found) if result["ok"] is not None}
+    seen = {check for _unused, _unused, check, result in _every(found) if result["ok"] is not None}
     return [check for check in CHECKS if check in seen]
 
 
 def _skipped(found: Mapping[str, Any]) -> list[str]:
-    seen = {f"{c}: {r['detail']}": None for _, _, c, r in _every(found) if r["ok"] is None}
+    seen = {
+        f"{c}: {r['detail']}": None for _unused, _unused, c, r in _every(found) if r["ok"] is None
+    }
     return list(seen)
 
 

@@ -223,7 +223,7 @@ def _validate_plugin(plugin: Any, path: str) -> list[Mistake]:
     ):
         wrong.append(Mistake(f"{path}.capabilities", capabilities, "an object of true and false"))
     mtu = plugin.get("mtu", 1280)
-    if type(mtu) is not int or not (mtu == 0 or 576 <= mtu <= 65535):
+    if isinstance(mtu, bool) or not isinstance(mtu, int) or not (mtu == 0 or 576 <= mtu <= 65535):
         wrong.append(Mistake(f"{path}.mtu", mtu, "a number from 576 to 65535"))
     bridge = plugin.get("bridge", "br0")
     if (

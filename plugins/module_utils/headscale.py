@@ -238,7 +238,8 @@ class Headscale:
     def expire_key(self, key: PreAuthKey, user: Optional[User]) -> None:
         body: dict[str, Any] = {"id": key.id}
         if self.version().number < (0, 28):
-            assert user is not None
+            if user is None:
+                raise HeadscaleError(OPTION, "user: missing: name the one that the key belongs to")
             body = {"user": self._key_owner(user), "key": key.key}
         self._ask("POST", "/api/v1/preauthkey/expire", body)
 

@@ -76,10 +76,9 @@ class Node:
         available, approved, served = (
             texts(raw.get(name)) for name in ("availableRoutes", "approvedRoutes", "subnetRoutes")
         )
-        switches: Optional[dict[str, str]] = None if routes is None else {}
+        switches: dict[str, str] = {}
         for route in routes or ():
             prefix = str(route.get("prefix", ""))
-            assert switches is not None
             switches[prefix] = str(route.get("id", ""))
             available += (prefix,) if route.get("advertised") else ()
             approved += (prefix,) if route.get("enabled") else ()
@@ -101,7 +100,7 @@ class Node:
             approved=approved,
             served=served,
             tags_need_owners="tags" in raw,
-            switches=switches,
+            switches=None if routes is None else switches,
         )
 
 

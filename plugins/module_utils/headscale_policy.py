@@ -112,14 +112,14 @@ class _Edit:
 
     def __init__(self, text: str) -> None:
         try:
-            self._document: Optional[Document] = Document(text)
+            document = Document(text)
         except HujsonError as wrong:
             raise HeadscaleError(
                 REFUSED, f"Headscale's policy cannot be read: {wrong}; mend it there first"
             ) from None
-        assert self._document is not None
-        self._before = self._document.text
-        self.data = copy.deepcopy(self._document.data)
+        self._document: Optional[Document] = document
+        self._before = document.text
+        self.data = copy.deepcopy(document.data)
         self._original = copy.deepcopy(self.data)
 
     def put(self, path: Sequence[str], data: Any) -> None:

@@ -87,11 +87,11 @@ class Document:
     def drop(self, path: Sequence[str], item: Any = None) -> None:
         """Take away a member, or an item of the array there."""
         parent = self.find(path if item is not None else path[:-1])
-        for child in parent.children if parent else ():
-            if (child.data == item) if item is not None else (child.key == path[-1]):
-                assert parent is not None
-                self._cut(parent, child)
-                return
+        if parent is not None:
+            for child in parent.children:
+                if (child.data == item) if item is not None else (child.key == path[-1]):
+                    self._cut(parent, child)
+                    return
         raise HujsonError(f"{'.'.join(path)} is not there")
 
     def _replace(self, value: Value, text: str) -> None:
@@ -167,8 +167,7 @@ class Document:
     def _indent_of_line(self, at: int) -> str:
         line = self.text.rfind("\n", 0, at) + 1
         found = re.compile(r"[ \t]*").match(self.text, line)
-        assert found
-        return found[0]
+        return found[0] if found else ""
 
     def _step(self) -> str:
         """One step of indentation, as the first member of the top has it."""
@@ -237,8 +236,7 @@ def _container(text: str, start: int, depth: int, opening: str) -> Value:
 def _skip(text: str, at: int) -> int:
     """Behind space and comments."""
     found = _SPACE.match(text, at)
-    assert found
-    return found.end()
+    return found.end() if found else at
 
 
 def _wrong(text: str, at: int, expected: str) -> HujsonError:

@@ -98,7 +98,7 @@ def _asked(family: int, kind: int, flags: int, body: bytes) -> int:
         kernel.settimeout(5)
         kernel.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
         answer = kernel.recv(1 << 16)
-        _, first, _, _, _ = struct.unpack_from("=IHHII", answer)
+        _unused, first, _unused, _unused, _unused = struct.unpack_from("=IHHII", answer)
         if first == _ERROR:
             return -int(struct.unpack_from("=i", answer, 16)[0])
         return 0

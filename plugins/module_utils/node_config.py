@@ -91,8 +91,7 @@ def ask(new: str, old: str | None, release: str = RELEASE, python: str = PYTHON)
 
 def effective(text: str, release: str = RELEASE, python: str = PYTHON) -> dict[str, Any]:
     """The whole configuration that a text stands for, its defaults included."""
-    found = _asked(_LOAD, text, release, python)["config"]
-    assert isinstance(found, dict)
+    found: dict[str, Any] = _asked(_LOAD, text, release, python)["config"]
     return found
 
 

@@ -143,7 +143,7 @@ def installed(root: str = ROOT) -> list[Release]:
         if not name.startswith(".") and version and not os.path.islink(path):
             digest = _text(os.path.join(path, _DIGEST_FILE))
             found.append((os.stat(path).st_ctime, Release(name, version, digest, path)))
-    return [release for _, release in sorted(found, key=lambda one: (one[0], one[1].name))]
+    return [release for _unused, release in sorted(found, key=lambda one: (one[0], one[1].name))]
 
 
 def current(root: str = ROOT) -> Release | None:
@@ -273,9 +273,13 @@ def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> st
         path = os.path.join(folder, LOOPBACK)
         if os.path.exists(path) and not _target(path).startswith(root + os.sep):
             return path
+    for folder in wanted.plugin_dirs:
+        path = os.path.join(folder, LOOPBACK)
+        if os.path.exists(path):
+            return path
     own = os.path.join(release.path, "bin", LOOPBACK) if release else ""
-    candidates = [os.path.join(folder, LOOPBACK) for folder in wanted.plugin_dirs]
-    return next((one for one in [*candidates, own] if one and os.path.exists(one)), "")
+    # A release that is only foretold brings one: all of them do by now.
+    return own if release and (os.path.exists(own) or not os.path.exists(release.path)) else ""
 
 
 def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
@@ -367,15 +371,14 @@ def unpack(tarball: str, target: str) -> None:
                 parts = member.name.split("/")[1:]
                 if member.isdir():
                     continue
-                if not member.isfile() or not parts or {"", ".", ".."} & set(parts):
+                stream = archive.extractfile(member) if member.isfile() else None
+                if stream is None or not parts or {"", ".", ".."} & set(parts):
                     raise ReleaseError(f"the tarball holds {member.name!r}: not a release of ours")
                 room -= member.size
                 if room < 0:
                     raise ReleaseError("the tarball is too large to be a release of ours")
                 path = os.path.join(target, *parts)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                stream = archive.extractfile(member)
-                assert stream is not None
                 _write(path, stream.read(), 0o755 if member.mode & 0o100 else 0o644)
     except (tarfile.TarError, EOFError) as problem:
         raise ReleaseError(f"the tarball cannot be read: {problem}") from None

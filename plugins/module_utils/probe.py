@@ -68,7 +68,7 @@ def ping(wanted: Sequence[Echo], seconds: float) -> list[dict[str, Any]]:
                         refused[at] = problem.strerror or str(problem)
             until = min(deadline, time.monotonic() + REPEAT_SECONDS)
             while None in found and (left := until - time.monotonic()) > 0:
-                ready, _, _ = select.select(list(sockets.values()), [], [], left)
+                ready, _unused, _unused = select.select(list(sockets.values()), [], [], left)
                 for one_socket in ready:
                     at = _heard(one_socket, mark)
                     if at in sent_at and found[at] is None:
@@ -121,7 +121,7 @@ def _heard(one_socket: socket.socket, mark: int) -> int:
     start = (packet[0] & 0xF) * 4 if version == 4 else 0
     if len(packet) < start + 8:
         return -1
-    kind, _, _, their_mark, number = struct.unpack_from(">BBHHH", packet, start)
+    kind, _unused, _unused, their_mark, number = struct.unpack_from(">BBHHH", packet, start)
     return int(number) if (kind, their_mark) == (_REPLY[version], mark) else -1
 
 
@@ -165,15 +165,15 @@ def _asked(name: str, server: str) -> list[str]:
 
 def _addresses(answer: bytes, number: int, question: int) -> list[str]:
     """The A records of an answer."""
-    theirs, flags, _, count = struct.unpack_from(">HHHH", answer)
+    theirs, flags, _unused, count = struct.unpack_from(">HHHH", answer)
     if theirs != number or flags & 0xF not in (0, 3):
         raise ValueError(f"it answers with error {flags & 0xF}")
     at, found = 12 + question, []
-    for _ in range(count):
+    for _unused in range(count):
         while answer[at] and answer[at] < 0xC0:
             at += answer[at] + 1
         at += 2 if answer[at] >= 0xC0 else 1
-        kind, _, _, length = struct.unpack_from(">HHIH", answer, at)
+        kind, _unused, _unused, length = struct.unpack_from(">HHIH", answer, at)
         at += 10
         if kind == 1 and length == 4:
             found.append(str(ip_address(answer[at : at + 4])))

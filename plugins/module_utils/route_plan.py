@@ -169,7 +169,8 @@ def _resolve(
     taken: dict[str, str] = {}
     called: dict[str, list[Node]] = {}  # by whatever a node may be called
     for node in held:
-        for word in {node.id, node.key, node.name, node.hostname}:
+        words = {node.id, node.key, node.name, node.hostname}
+        for word in words:
             called.setdefault(word, []).append(node)
     for one in wanted:
         (word,) = one.selector.values()

@@ -283,7 +283,7 @@ class Joining:
     """One node on its way to what a plan says, within a time that is set once."""
 
     def __init__(
-        self, api: LocalAPI, timeout: float, say: Callable[[str], None] = lambda _: None
+        self, api: LocalAPI, timeout: float, say: Callable[[str], None] = lambda _unused: None
     ) -> None:
         self._api = api
         self._timeout = timeout

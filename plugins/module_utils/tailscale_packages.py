@@ -75,7 +75,7 @@ def read_os_release(path: str = "/etc/os-release") -> dict[str, str]:
     except OSError:
         return {}
     pairs = (line.partition("=") for line in lines if "=" in line and line[:1] != "#")
-    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+    return {name.strip(): value.strip().strip("\"'") for name, _unused, value in pairs}
 
 
 class Packages(ABC):
@@ -178,9 +178,9 @@ class Apt(Packages):
 
     def installed(self) -> str:
         query = "--showformat=${db:Status-Status} ${Version}"
-        state, _, version = self._do("dpkg-query", "--show", query, PACKAGE, check=False).partition(
-            " "
-        )
+        state, _unused, version = self._do(
+            "dpkg-query", "--show", query, PACKAGE, check=False
+        ).partition(" ")
         return version.strip() if state == "installed" else ""
 
     def available(self) -> list[str]:

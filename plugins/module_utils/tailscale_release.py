@@ -213,7 +213,7 @@ class Staging:
     def __enter__(self) -> Staging:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         for _fresh, target in self._files:
             sweep(target)
 
@@ -251,7 +251,7 @@ class Staging:
         except BaseException:
             self.undo()
             raise
-        for folder in {os.path.dirname(target) for _, target in self._files}:
+        for folder in {os.path.dirname(target) for _unused, target in self._files}:
             _sync(folder)
 
     def undo(self) -> None:
@@ -431,7 +431,7 @@ def block_of(text: str) -> dict[str, None]:
 def with_block(text: str, values: Mapping[str, str]) -> str:
     """The file with our block at its end, where it overrides what stands before. The rest is
     its owner's, and stays."""
-    before, _, after = _split(text)
+    before, _unused, after = _split(text)
     rest = before + after
     if not values:
         return rest

@@ -104,7 +104,7 @@ class Service:
     def _last_words(self) -> list[str]:
         """What tailscaled itself, and not systemd, said last."""
         mine = ("journalctl", "--no-pager", "--output=cat", f"--unit={self.name}")
-        _, out, _ = self._run([*mine, "_COMM=tailscaled", "--lines=3"])
+        _unused, out, _unused = self._run([*mine, "_COMM=tailscaled", "--lines=3"])
         return [line.strip() for line in out.splitlines() if line.strip()][-3:]
 
 
@@ -113,7 +113,7 @@ def lacks(process: int, values: Mapping[str, str]) -> list[str]:
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
             pairs = (os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0"))
-            has = {name: value for name, _, value in pairs}
+            has = {name: value for name, _unused, value in pairs}
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [name for name, value in values.items() if has.get(name) != value]

@@ -299,7 +299,7 @@ def kernel_leftovers(bridge: str) -> list[str]:
     if is_bridge(bridge):
         run("ip", "link", "del", bridge)
         done.append(f"link {bridge} removed")
-    for family, name, _ in tables():
+    for family, name, _unused in tables():
         if name == "headcni" or name.startswith("headcni_"):
             run("nft", "delete", "table", family, name)
             done.append(f"nft table {family} {name} removed")
@@ -377,7 +377,7 @@ def sysctls(before: dict, tailscale_removed: bool, dry: bool) -> list[str]:
     todo = node_baseline.turned(before)
     if tailscale_removed and node_baseline.read_sysctl(SOURCE_MARK) == "1":
         todo.append((SOURCE_MARK, "1", "0"))
-    for path, _, value in todo if not dry else ():
+    for path, _unused, value in todo if not dry else ():
         node_baseline.turn_back(path, value)
     return [f"{path.replace('/', '.')} is {value} again, not {now}" for path, now, value in todo]
 

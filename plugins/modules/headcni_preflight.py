@@ -320,7 +320,7 @@ def services(config: dict) -> list[str]:
         anywhere = "0.0.0.0"  # noqa: S104 – to see who listens, not to listen
         ports.append((anywhere, tailscale.get("port", 41642), "udp", "tailscaled_port"))
     for address, port, protocol, variable in ports:
-        if type(port) is not int or not 0 < port < 65536:
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
             continue  # the configuration's own check says so
         try:
             holder = kernel.port_holder(address, port, protocol)

@@ -68,7 +68,7 @@ def cache_dir() -> Path:
 def ensure(
     src: str = "",
     wheels: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _unused: None,
     sources: Path = SOURCES,
 ) -> Tarball:
     """The given tarball, or one of these sources."""

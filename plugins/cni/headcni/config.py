@@ -163,7 +163,7 @@ def _decode(stdin: bytes) -> tuple[dict[str, Any], list[Problem]]:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         section = dict(items)
         if len(section) < len(items):
-            keys = [key for key, _ in items]
+            keys = [key for key, _unused in items]
             twice = sorted({key for key in keys if keys.count(key) > 1})
             found.extend(Problem(key, section[key], "to be given once") for key in twice)
         return section
@@ -231,7 +231,7 @@ class _Section:
         value = self.get(key)
         if value is None:
             return default
-        if type(value) is int and low <= value <= high:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
         self.wrong(key, value, f"a number from {low} to {high}")
         return default
@@ -740,7 +740,7 @@ def _port_mappings(runtime: _Section) -> tuple[PortMapping, ...]:
                     "hostPort", mapping.host_port, f"a port that {other_path} has not taken"
                 )
         found.append((runtime.at(path), mapping))
-    return tuple(mapping for _, mapping in found)
+    return tuple(mapping for _unused, mapping in found)
 
 
 def _protocol(entry: _Section) -> str:

@@ -167,7 +167,8 @@ def _talk(
     """Write and read until both outputs end, or the plugin has, or we have had enough."""
     import selectors
 
-    assert process.stdin and process.stdout and process.stderr
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        raise AssertionError("it was started without pipes")
     stdout, stderr, unsent = bytearray(), bytearray(), memoryview(stdin)
     os.set_blocking(process.stdin.fileno(), False)
     with selectors.DefaultSelector() as ready:
@@ -185,7 +186,7 @@ def _talk(
             events = ready.select(0 if exited else min(left, _POLL))
             if exited and not events:
                 break
-            for key, _ in events:
+            for key, _unused in events:
                 if key.fileobj is process.stdin:
                     with suppress(BlockingIOError):
                         unsent = _send(key.fd, unsent)
@@ -272,7 +273,7 @@ def _failure(plugin_type: str, command: str, ended: _Ended) -> CniError:
             _details("", ended.stderr),
         )
     code, details = answer.get("code"), str(answer.get("details") or "")
-    if type(code) is int and 0 < code < 100:
+    if isinstance(code, int) and not isinstance(code, bool) and 0 < code < 100:
         return CniError(code, f"{plugin_type}: {answer['msg']}", _details(details, ended.stderr))
     if code not in (None, 0, _SKEL_INTERNAL):
         details = f"{details}; its code is {code}" if details else f"its code is {code}"

@@ -49,7 +49,7 @@ def look(kernel: Netlink) -> Host:
     links = {}
     question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0), "list the links")
     for body in kernel.dump(question):
-        _, _, index, flags, _ = _LINK.unpack_from(body)
+        _unused, _unused, index, flags, _unused = _LINK.unpack_from(body)
         name, master = "", 0
         for kind, value in attributes(body[_LINK.size :]):
             if kind == rtnl.IFLA_IFNAME:
@@ -64,7 +64,7 @@ def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
     found: dict[int, set[str]] = {}
     question = Request(RTM_GETADDR, 0, _ADDRESS.pack(0, 0, 0, 0, 0), "list the addresses")
     for body in kernel.dump(question):
-        family, prefix, _, _, index = _ADDRESS.unpack_from(body)
+        family, prefix, _unused, _unused, index = _ADDRESS.unpack_from(body)
         if family not in (socket.AF_INET, socket.AF_INET6):
             continue
         have = dict(attributes(body[_ADDRESS.size :]))

@@ -103,7 +103,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("a number")
     return value
 

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Callable, NamedTuple, TypeVar, final
@@ -166,14 +166,12 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         self.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """All of it or nothing, nobody else writing meanwhile. Inside another one it joins that."""
-        with self._session("BEGIN IMMEDIATE") as db:
-            yield db
+        return self._session("BEGIN IMMEDIATE")
 
     def atomically(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do the work in a transaction; once more if the database had to be replaced."""
@@ -638,7 +636,7 @@ def _corruption(problem: sqlite3.DatabaseError) -> str:
     else (the code itself is in the exception only since 3.11).
     """
     text = str(problem)
-    if type(problem) is sqlite3.DatabaseError:
+    if problem.__class__ is sqlite3.DatabaseError:
         return text
     if "no such table" in text or "decode to UTF-8" in text:
         return text

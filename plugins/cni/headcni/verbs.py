@@ -264,7 +264,7 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
 
     A full pool is not asked about: kubelet would call the node not ready and evict its pods.
     """
-    node.store.read(lambda _: None)  # it is open, but the daemon may have opened it long ago
+    node.store.read(lambda _unused: None)  # it is open, but the daemon may have opened it long ago
     _refuse_what_is_not_there(network)
     if network.delegates:
         chain.status(network, call.env)

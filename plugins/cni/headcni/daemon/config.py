@@ -68,7 +68,7 @@ def _flag() -> Kind:
 
 def _number(low: int, high: int) -> Kind:
     def read(value: Any) -> int:
-        if type(value) is int and low <= value <= high:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
         raise _Wrong(f"a number from {low} to {high}")
 
@@ -196,7 +196,7 @@ def _sizes() -> Kind:
 
 def _key(default: Any, kind: Kind, about: str, *, name: str = "", live: bool = False) -> Any:
     """A key; ``live`` says that SIGHUP changes it. Its name is the field's in camelCase."""
-    return field(
+    return field(  # pylint: disable=invalid-field-call
         default=default, metadata={"kind": kind, "about": about, "name": name, "live": live}
     )
 
@@ -504,7 +504,7 @@ class Changes(NamedTuple):
 def changes(old: DaemonConfig, new: DaemonConfig) -> Changes:
     differing = [
         (Change(path, before, after), live)
-        for (path, before, live), (_, after, _) in zip(_flat(old), _flat(new))
+        for (path, before, live), (_path, after, _live) in zip(_flat(old), _flat(new))
         if before != after
     ]
     return Changes(

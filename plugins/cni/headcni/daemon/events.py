@@ -113,7 +113,7 @@ class Follower:
 class Events:
     """All that happened lately, and those who listen."""
 
-    def __init__(self, count: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, count: Callable[[str], None] = lambda _unused: None) -> None:
         self._count = count
         self._lock = threading.Lock()
         self._kept: Deque[Dict[str, Any]] = deque(maxlen=KEPT)

@@ -81,7 +81,7 @@ class Prefix(NamedTuple):
 
     @classmethod
     def parse(cls, cidr: str) -> Prefix:
-        address, _, length = cidr.partition("/")
+        address, _unused, length = cidr.partition("/")
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(family, address)
         return cls(family, packed, int(length) if length else len(packed) * 8)
@@ -299,7 +299,9 @@ def _sends(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
 @lru_cache(maxsize=REMEMBERED)
 def read_route(body: bytes) -> Route:
     """Of a table of thousands, most read as they did the last time."""
-    family, length, _, _, _, protocol, scope, kind, _ = _ROUTE.unpack_from(body)
+    family, length, _unused, _unused, _unused, protocol, scope, kind, _unused = _ROUTE.unpack_from(
+        body
+    )
     address = bytes(4 if family == socket.AF_INET else 16)
     gateway = source = b""
     index = mtu = metric = 0
@@ -323,7 +325,9 @@ def read_route(body: bytes) -> Route:
 
 
 def _rule(body: bytes) -> Rule:
-    family, length, _, _, table, _, _, action, _ = _RULE.unpack_from(body)
+    family, length, _unused, _unused, table, _unused, _unused, action, _unused = _RULE.unpack_from(
+        body
+    )
     address = bytes(4 if family == socket.AF_INET else 16)
     priority = protocol = 0
     for attr, value in attributes(body[_RULE.size :]):
@@ -339,7 +343,7 @@ def _rule(body: bytes) -> Rule:
 
 
 def _link(body: bytes) -> Link:
-    _, _, index, flags, _ = struct.unpack_from("=BxHiII", body)
+    _unused, _unused, index, flags, _unused = struct.unpack_from("=BxHiII", body)
     name = ""
     for attr, value in attributes(body[16:]):
         if attr == IFLA_IFNAME:
@@ -398,7 +402,7 @@ class RouteEvents:
 def _news(data: bytes, interest: Interest) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + 16 <= len(data):
-        length, kind, _, _, port = struct.unpack_from("=LHHLL", data, at)
+        length, kind, _unused, _unused, port = struct.unpack_from("=LHHLL", data, at)
         if length < 16:
             return
         if port != interest.own_port:

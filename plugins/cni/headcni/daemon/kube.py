@@ -450,7 +450,7 @@ class KubeClient:
         """An object; {} if it is one that may be `missing`, and is."""
         with self._timed(operation), ExitStack() as stack:
             exchange = stack.enter_context(self._exchanges.begin(self._timeout))
-            _, answer = self._ask(stack, exchange, path, query)
+            _unused, answer = self._ask(stack, exchange, path, query)
             if answer.status != 200:
                 refusal = self._refusal(answer, f"GET {path}", missing)
                 if refusal.kind == MISSING:

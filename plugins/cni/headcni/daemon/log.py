@@ -80,7 +80,7 @@ def set_up(level: str = "INFO", style: str = "logfmt", stream: Optional[TextIO] 
 
 def is_journal(stream: TextIO) -> bool:
     """Whether systemd reads at the other end: it has the time, and wants the level in front."""
-    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    device, _unused, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         seen = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):

@@ -76,11 +76,11 @@ class Signals:
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno())
         for number in numbers:
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda *_unused: None)
 
     def wait(self, seconds: float) -> set[int]:
         """What has come; nothing if nothing came in time."""
-        ready, _, _ = select.select([self._reader], [], [], seconds)
+        ready, _unused, _unused = select.select([self._reader], [], [], seconds)
         return set(self._reader.recv(64)) if ready else set()
 
 
@@ -142,7 +142,7 @@ class Daemon:
             config.daemon.socket,
             config.daemon.data_dir,
             on_call=self._called,
-            log=lambda line: log.info(line),
+            log=log.info,
         )
         self._store: Optional[Store] = None
         self.conditions = Conditions(self.server, lambda: self.store.lost)

@@ -79,7 +79,7 @@ def _text(value: Any) -> str:
 
 def _number(low: int, high: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"expected a number from {low} to {high}")
         return value
 

@@ -89,10 +89,10 @@ class Monitor:
             "/healthz": lambda request: _conditions(self.alive, "healthy", request),
             "/ready": lambda request: _conditions(self.ready, "ready", request),
             path: self._metrics,
-            "/debug/pprof/": lambda _: text(200, _PROFILES),
+            "/debug/pprof/": lambda _unused: text(200, _PROFILES),
             "/debug/pprof/profile": lambda request: self._pprof(pprof.profile, request, 30.0),
             "/debug/pprof/heap": lambda request: self._pprof(pprof.heap, request, 10.0),
-            "/debug/pprof/threads": lambda _: text(200, pprof.threads()),
+            "/debug/pprof/threads": lambda _unused: text(200, pprof.threads()),
         }
         self._server: Optional[_Server] = None
         self._thread: Optional[threading.Thread] = None
@@ -222,7 +222,7 @@ class _Server(ThreadingHTTPServer):
 
     def drained(self, seconds: float) -> None:
         end = monotonic() + seconds
-        for _ in range(BUSY):
+        for _unused in range(BUSY):
             self._free.acquire(timeout=max(0.0, end - monotonic()))
 
     def process_request(self, request: Any, client_address: Any) -> None:

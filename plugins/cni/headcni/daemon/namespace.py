@@ -308,7 +308,7 @@ class MeshNamespace:
         _see_table(see, where, self._inside_chains(cable))
         defaults = [
             {"dst": f"{_ANYWHERE[family]}/0", "gateway": str(cable.host[version])}
-            for version, (_, family) in _families(cable)
+            for version, (_unused, family) in _families(cable)
         ]
         _see_routes(see, kernel, where, index, defaults, RT_TABLE_MAIN)
         # A peer may advertise a range that holds the link's, or claim this node's pods.
@@ -339,7 +339,7 @@ class MeshNamespace:
         of the host's own, which may be its peer."""
         port, name = self.config.port, self.interface
         to_port, out = [], []
-        for version, (family, _) in _families(cable):
+        for version, (family, _unused) in _families(cable):
             inside = cable.inside[version]
             to_port.append(
                 f"fib daddr type local udp dport {port} dnat {family} to {_endpoint(inside, port)}"
@@ -363,7 +363,7 @@ class MeshNamespace:
         """The node's tailnet address is the TUN's, so masquerading gives it. What is tailscaled's
         own, its peer API and 100.100.100.100, it takes before the TUN: the rest is the node's."""
         into, out = [], []
-        for version, (family, _) in _families(cable):
+        for version, (family, _unused) in _families(cable):
             host = cable.host[version]
             out.append(f'oifname "{TUN}" {family} saddr {host} masquerade')
             if self.config.answer_for_node:

@@ -388,7 +388,7 @@ class RouteManager:
 
         asked: list[tuple[Request, Entry]] = [(self._putting(entry), entry) for entry in put]
         asked += [(self._deleting(entry), entry) for entry in gone]
-        failures = kernel.send([request for request, _ in asked])
+        failures = kernel.send([request for request, _unused in asked])
         refused = {id(failure.request) for failure in failures}
         done = {id(entry) for request, entry in asked if id(request) not in refused}
 

@@ -246,7 +246,7 @@ class _Calls:
     def __init__(self, serve: Callable[[_Call, _Worker], None]) -> None:
         self._serve = serve
         self._lock = threading.RLock()
-        self._lanes = [_Lane(self._lock) for _ in range(MAX_NESTING + 1)]
+        self._lanes = [_Lane(self._lock) for _unused in range(MAX_NESTING + 1)]
         self._behind: dict[tuple[str, ...], deque[_Call]] = {}  # who waits for a subject at work
         self._threads: list[threading.Thread] = []
         self._stopping = False
@@ -358,7 +358,8 @@ class _Worker:
 
     @property
     def kernel(self) -> Netlink:
-        assert self._kernel is not None
+        if self._kernel is None:
+            raise AssertionError("prepare() comes first")
         return self._kernel
 
     def renew(self) -> None:
@@ -415,7 +416,7 @@ class _Incoming:
 
     def read(self) -> bool:
         """What has arrived; false at its end."""
-        data, ancillary, _, _ = self.connection.recvmsg(
+        data, ancillary, _unused, _unused = self.connection.recvmsg(
             65536, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
         )
         for level, kind, body in ancillary:
@@ -501,7 +502,7 @@ class _Door:
         try:
             while not self._closing:
                 self._accept_or_pause()
-                for key, _ in self._selector.select(self._patience()):
+                for key, _unused in self._selector.select(self._patience()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.data is not None:
@@ -528,14 +529,14 @@ class _Door:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _unused = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
         except OSError as problem:
             self._log(f'msg="no call can be taken just now" error="{problem.strerror}"')
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             return
-        pid, uid, _ = _CREDENTIALS.unpack(
+        pid, uid, _unused = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         if uid != 0:
@@ -623,7 +624,7 @@ def main() -> int:
     os.set_blocking(end, False)
     signal.set_wakeup_fd(end)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_unused: None)
     server = CniServer(args.socket, args.data_dir, on_call=_shown)
     try:
         server.start()

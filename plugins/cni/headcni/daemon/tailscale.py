@@ -111,7 +111,7 @@ class LocalApi:
 
     socket_path: str = SOCKET
     timeout: float = ANSWER_SECONDS
-    timed: Callable[[str], AbstractContextManager[None]] = lambda _: (
+    timed: Callable[[str], AbstractContextManager[None]] = lambda _unused: (
         nullcontext()
     )  # by what is asked for
 
@@ -412,7 +412,7 @@ class NodePrefs:
         with self._api.stream(_INITIAL_PREFS, ECHO_SECONDS) as stream, _explained(path):
             announced = _announced_prefs(stream)
             prefs = next(announced, prefs)
-            for _ in range(EDIT_TRIES):
+            for _unused in range(EDIT_TRIES):
                 edits = _edits(prefs, state.advertised, cidrs, switches)
                 if not edits:
                     break

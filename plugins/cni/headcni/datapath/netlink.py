@@ -110,7 +110,7 @@ class Netlink:
     def __enter__(self) -> Netlink:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         self.close()
 
     def do(self, requests: Iterable[Request]) -> None:
@@ -151,7 +151,7 @@ class Netlink:
     def dump(self, request: Request) -> list[bytes]:
         """All that there is of a kind, as one consistent picture: a list that changed while it was
         read is read again. Nothing where the kernel knows no such table."""
-        for _ in range(DUMP_TRIES):
+        for _unused in range(DUMP_TRIES):
             self._send([request], NLM_F_DUMP)
             found, consistent = self._dumped(request)
             if consistent:
@@ -163,7 +163,7 @@ class Netlink:
         while True:
             data, at = self._read(), 0
             while at + _HEADER.size <= len(data):
-                length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+                length, kind, flags, sequence, _unused = _HEADER.unpack_from(data, at)
                 body = data[at + _HEADER.size : at + length]
                 at += (max(length, _HEADER.size) + 3) & ~3
                 if sequence != self._sequence:
@@ -216,7 +216,7 @@ class Netlink:
     def _receive(self) -> Iterator[tuple[int, int, bytes]]:
         data, at = self._read(), 0
         while at + _HEADER.size <= len(data):
-            length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
+            length, kind, _unused, sequence, _unused = _HEADER.unpack_from(data, at)
             if length < _HEADER.size:
                 return
             yield kind, sequence, data[at + _HEADER.size : at + length]

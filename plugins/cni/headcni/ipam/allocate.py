@@ -89,7 +89,7 @@ class Ipam:
         if config.strategy not in STRATEGIES or not config.range_sets:
             raise CniError(INVALID_CONFIG, f"nothing to allocate from for network {owner.network}")
         wanted = _wanted_per_set(config)
-        for _ in range(ATTEMPTS):
+        for _unused in range(ATTEMPTS):
             try:
                 lease, known = self._reserve(owner, config, pod, wanted)
             except _Full as full:
@@ -161,7 +161,7 @@ class Ipam:
             found = []
             for set_index, pools in sets.items():
                 total = leased = held_back = 0
-                for id_, _ in pools:
+                for id_, _unused in pools:
                     rows = db.execute(
                         "SELECT first, last FROM span WHERE pool = ? AND kind = ?",
                         (id_, space.USABLE),
@@ -171,7 +171,7 @@ class Ipam:
                     total += size(spans)
                     counts = space.count_within(db, spans, width)
                     leased, held_back = leased + counts[0], held_back + counts[1]
-                subnets = tuple(dict.fromkeys(subnet for _, subnet in pools))
+                subnets = tuple(dict.fromkeys(subnet for _unused, subnet in pools))
                 found.append(Usage(network, set_index, subnets, total, leased, held_back))
             return tuple(found)
 
@@ -278,7 +278,7 @@ class Ipam:
         ranked = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
         by = [f"{holder} {count}" for holder, count in ranked[:NAMED_HOLDERS]]
         if len(ranked) > NAMED_HOLDERS:
-            by.append(f"others {sum(count for _, count in ranked[NAMED_HOLDERS:])}")
+            by.append(f"others {sum(count for _unused, count in ranked[NAMED_HOLDERS:])}")
         held = f", {held_back} held back as they were seen in use" if held_back else ""
         return CniError(
             TRY_AGAIN,

@@ -163,7 +163,7 @@ def _range_sets(
     if not found and len(problems) == before:
         problems.append(Problem(f"{path}.subnet", None, "a subnet to allocate from, or ranges"))
     _check_apart(found, problems)
-    sets = tuple(ranges for _, ranges in found)
+    sets = tuple(ranges for _unused, ranges in found)
     every_gateway = gateways(sets)
     for where, ranges in found:
         if size(span for range_ in ranges for span in usable(range_, every_gateway)) == 0:
@@ -257,7 +257,7 @@ def _subnet(value: object, path: str, problems: list[Problem]) -> Network | None
     subnet = _cidr(value)
     if subnet is None:
         problems.append(Problem(path, value, "a subnet in CIDR form, such as 10.244.1.0/24"))
-    elif subnet.network_address != parse_address(str(value).split("/")[0]):
+    elif subnet.network_address != parse_address(str(value).partition("/")[0]):
         problems.append(Problem(path, value, f"the network address itself: {subnet}"))
         return None
     return subnet
@@ -377,7 +377,9 @@ def _route(item: object, path: str, problems: list[Problem]) -> Route | None:
     numbers: dict[str, int | None] = {}
     for key in ROUTE_KEYS[2:]:
         number = item.get(key)
-        if number is not None and (type(number) is not int or number < 0):
+        if number is not None and (
+            isinstance(number, bool) or not isinstance(number, int) or number < 0
+        ):
             problems.append(Problem(f"{path}.{key}", number, "a number from 0 up"))
             number = None
         numbers[key] = number

@@ -150,7 +150,7 @@ def status(call: Call) -> None:
             read_resolv_conf(call.ipam["resolvConf"])
         with closing(_open(call)) as store:
             _import(call, store)
-            store.atomically(lambda _: None)
+            store.atomically(lambda _unused: None)
     except CniError as problem:
         raise CniError(NOT_AVAILABLE, problem.msg, problem.details) from problem
 

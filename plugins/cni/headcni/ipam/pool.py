@@ -56,7 +56,7 @@ def scattered(free: FreeSpace, bounds: Interval, _last: int | None, below: Below
     addresses after a long run of taken ones are then likelier, which harms nobody.
     """
     found = None
-    for _ in range(RANDOM_TRIES):
+    for _unused in range(RANDOM_TRIES):
         dart = bounds[0] + below(bounds[1] - bounds[0] + 1)
         found = free.at_or_after(dart)
         if found and found[0] <= dart:

@@ -68,7 +68,7 @@ def _is_ours(config: Mapping[str, Any]) -> bool:
 
 
 def _leased(ip: Mapping[str, Any]) -> LeasedAddress:
-    text, _, prefix = ip["address"].partition("/")
+    text, _unused, prefix = ip["address"].partition("/")
     address = parse_address(text)
     if address is None:
         raise ValueError(text)

@@ -57,7 +57,7 @@ def prepare(db: Db, network: str, range_sets: RangeSets) -> list[list[Pool]]:
         _refuse_overlaps(db, network, range_sets)
         _build(db, network, range_sets)
         db.execute("INSERT OR REPLACE INTO network VALUES (?, ?)", (network, wanted))
-    pools: list[list[Pool]] = [[] for _ in range_sets]
+    pools: list[list[Pool]] = [[] for _unused in range_sets]
     for id_, set_index, first, last, cursor in db.execute(
         "SELECT id, set_index, first, last, cursor FROM pool WHERE network = ?"
         " ORDER BY set_index, range_index",
