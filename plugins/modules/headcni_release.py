@@ -60,7 +60,7 @@ options:
   plugin_dirs:
     description:
       - Where a C(loopback) plugin may be found, if I(cni_bin_dirs) have none. containerd calls it
-        for each pod.
+        for each pod. The release's own is linked only where none of them has one.
     type: list
     elements: path
     default:
@@ -127,7 +127,7 @@ units_changed:
   elements: str
   returned: success
 loopback:
-  description: Where the loopback plugin comes from; empty if the node has none.
+  description: Where the loopback plugin comes from; empty if neither node nor release has one.
   type: str
   returned: success
 """

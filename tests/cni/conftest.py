@@ -32,7 +32,7 @@ def plugins(release, tmp_path_factory):
     with tarfile.open(release) as archive:
         archive.extractall(opt / "releases", filter="data")
     (opt / "bin").mkdir()
-    for name in ("headcni", "headcni-ipam"):
+    for name in ("headcni", "headcni-ipam", "loopback"):
         program = next((opt / "releases").glob(f"*/bin/{name}"))
         (opt / "bin" / name).symlink_to(program)
     return opt / "bin"

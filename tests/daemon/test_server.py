@@ -608,3 +608,16 @@ def test_an_ipam_store_that_is_named_from_where_the_caller_stands_is_the_callers
     assert node.said("its dataDir means something only to its caller") == 1
     assert node.served("IPAM-ADD") == 0
     shutil.rmtree("ipam", ignore_errors=True)
+
+
+def test_loopback_is_served_too_and_answers_the_same_as_alone(node, server):
+    pod, conf = node.pod(), {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}
+    pod.ip("link set lo down")
+    there = node.add(conf, pod, plugin="loopback").ok
+    assert pod.addresses("lo") == {"127.0.0.1/8", "::1/128"}
+    assert node.add(conf, pod, plugin="loopback", **ALONE).ok == there
+    node.delete(conf, pod, plugin="loopback").succeeds()
+    assert node.has_served(**{"LOOPBACK-ADD": 1, "LOOPBACK-DEL": 1})
+    wrong = {**conf, "cniVersion": "9.9.9"}
+    theirs = node.add(wrong, pod, plugin="loopback").error
+    assert theirs == node.add(wrong, pod, plugin="loopback", **ALONE).error

@@ -45,7 +45,8 @@ def runtime(joined, tmp_path_factory):
             "mkdir -p /opt/headcni/releases /opt/cni/bin /etc/cni/net.d"
             " && tar -xzf /root/runtime.tar.gz -C /opt/headcni/releases"
             f" && ln -sfn releases/{name} /opt/headcni/current"
-            " && ln -sf /opt/headcni/current/bin/headcni* /opt/lab/cni/* /opt/cni/bin/",
+            " && ln -sf /opt/lab/cni/* /opt/cni/bin/"
+            " && cd /opt/headcni/current/bin && ln -sf $PWD/headcni* $PWD/loopback /opt/cni/bin/",
         )
     return joined
 

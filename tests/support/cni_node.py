@@ -218,7 +218,7 @@ class CniNode:
             env["CNI_CONTAINERID"] = container or (pod.name if pod else "")
             env["CNI_IFNAME"] = ifname
             if pod is not None:
-                env["CNI_NETNS"] = pod.path
+                env.setdefault("CNI_NETNS", pod.path)
         return env
 
     def command(self, plugin: str = "headcni") -> list[str]:

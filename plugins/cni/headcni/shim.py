@@ -1,5 +1,5 @@
-"""What containerd starts for each call: hand it to the daemon, or else do it here. So does
-headcni-ipam, which other plugins start.
+"""What containerd starts for each call: hand it to the daemon, or else do it here. So do
+headcni-ipam, which other plugins start, and loopback.
 
 Its start is most of what a pod waits for, so it imports next to nothing: no os, no json, no socket.
 One request, one answer, on a connection of their own:
@@ -29,7 +29,7 @@ HAND_OVER_SECONDS = 5.0
 ANSWER_SECONDS = 120.0  # kubelet gives a sandbox four minutes
 NETNS = "/proc/self/ns/net"
 
-PROGRAM, IPAM = b"HEADCNI_PROGRAM", b"headcni-ipam"
+PROGRAM, IPAM, LOOPBACK = b"HEADCNI_PROGRAM", b"headcni-ipam", b"loopback"
 _SOCKET_VARIABLE, _SECONDS_VARIABLE = b"HEADCNI_SOCKET", b"HEADCNI_DAEMON_TIMEOUT"
 
 
@@ -147,8 +147,11 @@ def _read_all(fd: int) -> bytes:
 def _run_here(stdin: bytes) -> None:
     """Load the runtime, and run the verb in this process."""
     sys.path.insert(1, sys.path[0] + "/vendor")
-    if posix.environ.get(PROGRAM) == IPAM:
+    program = posix.environ.get(PROGRAM)
+    if program == IPAM:
         from .ipam.plugin import main as run_verb
+    elif program == LOOPBACK:
+        from .loopback import main as run_verb
     else:
         from .verbs import main as run_verb
 

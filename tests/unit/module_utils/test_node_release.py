@@ -152,7 +152,8 @@ def test_a_second_arrangement_finds_nothing_to_do(root, tmp_path, wanted):
 
 
 def test_check_mode_foretells_what_is_then_done(root, tmp_path, wanted):
-    tarball = Tarball(tmp_path / "t.tar.gz", **{"units/headcni-tailscaled.service": ""})
+    files = {"units/headcni-tailscaled.service": "", "bin/loopback": ""}
+    tarball = Tarball(tmp_path / "t.tar.gz", **files)
     foretold, done = Steps(), Steps()
     coming = node_release.foretold("1.0.0", tarball.digest, str(root))
     node_release.arrange(coming, wanted, foretold, root=str(root), dry=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
-from ..shim import HEADER, IPAM, LIMIT, MAGIC, PROGRAM
+from ..shim import HEADER, IPAM, LIMIT, LOOPBACK, MAGIC, PROGRAM
 
 
 class Malformed(Exception):
@@ -23,12 +23,16 @@ class Request:
 
     @property
     def program(self) -> str:
-        """What was started: headcni, or headcni-ipam."""
+        """What was started: headcni, headcni-ipam or loopback."""
         return self.env.get(PROGRAM.decode(), "")
 
     @property
     def is_ipam(self) -> bool:
         return self.program == IPAM.decode()
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.program == LOOPBACK.decode()
 
 
 def whole(received: bytearray) -> Optional[int]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
-from .. import __version__, verbs
+from .. import __version__, loopback, verbs
 from ..datapath.netlink import Netlink
 from ..errors import STORE, CniError
 from ..exec import MAX_NESTING, NESTING, steps
@@ -153,6 +153,9 @@ class CniServer:
             verb = f"IPAM-{verb}"
             failed, output = ipam.run(env, call.request.stdin)
             outcome = verbs.Outcome(json.loads(output)["code"] if failed else 0, output)
+        elif call.request.is_loopback:
+            verb = f"LOOPBACK-{verb}"
+            outcome = verbs.Outcome(*loopback.run(env, call.request.stdin, call.netns_fd))
         else:
             outcome = verbs.run(env, call.request.stdin, call.netns_fd, self._opener(worker))
         took = time.monotonic() - began

@@ -126,6 +126,11 @@ def link_up(name: str) -> Request:
     return Request(RTM_NEWLINK, 0, body, f"bring {name} up")
 
 
+def link_down(name: str) -> Request:
+    body = _link(change=IFF_UP) + text(IFLA_IFNAME, name)
+    return Request(RTM_NEWLINK, 0, body, f"take {name} down")
+
+
 def delete_link(name: str) -> Request:
     body = _link() + text(IFLA_IFNAME, name)
     return Request(RTM_DELLINK, 0, body, f"delete {name}", fine=(errno.ENODEV,))
