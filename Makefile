@@ -69,9 +69,9 @@ test-modules: cache .venv/ready ## modules and roles against a real Headscale an
 	$(PYTEST) tests/modules
 
 .PHONY: test-headscale-old
-test-headscale-old: cache .venv/ready ## the Headscale modules at a real 0.25, built first
+test-headscale-old: cache .venv/ready ## modules and site.yml at a real Headscale 0.25, built first
 	@$(LAB) tools headscale-0.25
-	$(PYTEST) tests/modules/test_headscale_old.py
+	$(PYTEST) tests/modules/test_headscale_old.py tests/lab/test_old_headscale.py
 
 .PHONY: test-lab
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml

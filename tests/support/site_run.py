@@ -9,9 +9,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any
 
 from lab_command import CHECKOUT, LabCommand
 
@@ -76,7 +79,12 @@ class Site:
         return [ansible, "-i", "inventories/lab", *extra, *words, playbook]
 
     def __call__(
-        self, *words: str, playbook: str = "site.yml", check: bool = True, **given: Any
+        self,
+        *words: str,
+        playbook: str = "site.yml",
+        check: bool = True,
+        env: Mapping[str, str] = MappingProxyType({}),
+        **given: Any,
     ) -> Run:
         with tempfile.NamedTemporaryFile() as log:
             done = self.lab.run(
@@ -86,6 +94,7 @@ class Site:
                 ANSIBLE_CALLBACK_PLUGINS=str(CALLBACKS),
                 ANSIBLE_CALLBACKS_ENABLED="task_log",
                 TASK_LOG=log.name,
+                **env,
             )
             tasks = [json.loads(line) for line in Path(log.name).read_text().splitlines()]
         assert not check or done.returncode == 0, done.stdout + done.stderr
@@ -96,6 +105,21 @@ class Site:
 
     def cut_off_after(self, task: str, **given: Any) -> None:
         """Kill the run as soon as a task has been done on every node."""
+        with self._begun(task, given):
+            pass
+
+    def after(self, task: str, do: Callable[[], object], **given: Any) -> Run:
+        """A run in which something happens as soon as a task has been done on every node."""
+        with self._begun(task, given) as (worker, output):
+            do()
+            code = worker.wait(240)
+            return Run(code, _read(output))
+
+    @contextmanager
+    def _begun(
+        self, task: str, given: dict[str, Any]
+    ) -> Iterator[tuple[subprocess.Popen[bytes], IO[str]]]:
+        """A run that has come so far, and its output; it is killed if it has not ended by then."""
         with tempfile.TemporaryFile("w+") as output:
             worker = subprocess.Popen(
                 self.command("site.yml", (), given),
@@ -107,13 +131,18 @@ class Site:
             )
             try:
                 until = time.monotonic() + 120
-                while time.monotonic() < until and worker.poll() is None:
-                    output.seek(0)
-                    if task in output.read().rpartition("TASK [")[0]:
-                        return
+                while task not in _read(output).rpartition("TASK [")[0]:
+                    assert time.monotonic() < until and worker.poll() is None, (
+                        f"{task!r} was not seen:\n{_read(output)}"
+                    )
                     time.sleep(0.05)
-                output.seek(0)
-                raise AssertionError(f"{task!r} was not seen:\n{output.read()}")
+                yield worker, output
             finally:
-                os.killpg(worker.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait(10)
+
+
+def _read(output: IO[str]) -> str:
+    output.seek(0)
+    return output.read()
