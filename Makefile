@@ -42,7 +42,7 @@ shell: ## log in to a machine (NODE=node1)
 
 ##@ Tests
 .PHONY: test
-test: check-lab lint cache test-unit test-collection test-cni test-daemon test-lab ## everything that CI runs
+test: check-lab lint cache test-unit test-collection test-sanity test-cni test-daemon test-lab ## everything that CI runs
 
 .PHONY: test-unit
 test-unit: .venv/ready ## tests that need neither root nor a lab

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from headscale_proxy import headscale_proxy
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from site_run import Run, Site
@@ -72,44 +70,14 @@ def test_the_pre_auth_key_is_neither_shown_nor_left_on_a_node(site, first):
         assert site.lab.on(node, f"grep -rl hskey- {places}", check=False) == ""
 
 
-class Counter(ThreadingHTTPServer):
-    """Passes what it is asked on to Headscale, and keeps count."""
-
-    def __init__(self, url: str) -> None:
-        self.seen: list[str] = []
-        counter = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                counter.seen.append(self.path.partition("?")[0])
-                names = ("Authorization", "Accept")
-                headers = {name: self.headers[name] for name in names if self.headers[name]}
-                request = urllib.request.Request(url + self.path, headers=headers)
-                with urllib.request.urlopen(request, timeout=10) as answer:
-                    body = answer.read()
-                    self.send_response(answer.status)
-                    self.send_header("Content-Type", answer.headers["Content-Type"])
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
 def test_a_second_run_changes_nothing_in_few_tasks_and_asks_headscale_once(site, first):
     url = site.lab.inventory()["lab"]["vars"]["lab_headscale_url"]
-    with Counter(url) as headscale:
-        threading.Thread(target=headscale.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{headscale.server_address[1]}"
-        again = site(headscale_routes_url=address)
-        headscale.shutdown()
+    with headscale_proxy(url) as headscale:
+        again = site(headscale_routes_url=headscale.url)
     assert again.counted("changed") == dict.fromkeys(NODES, 0)
     for node in NODES:
         assert 0 < len(again.modules(node)) <= ALL_MODULES, again.modules(node)
-    assert headscale.seen.count("/api/v1/node") == 1
+    assert len(headscale.asked("GET", "/api/v1/node")) == 1
 
 
 def test_check_mode_on_nodes_that_are_right_shows_no_change_and_no_difference(site, first):
@@ -119,6 +87,8 @@ def test_check_mode_on_nodes_that_are_right_shows_no_change_and_no_difference(si
 
 
 def test_pods_reach_each_other_on_every_pair_and_nothing_stays_behind(site, first):
+    """By both families (k3s#11572), unfragmented (tailscale#16820), and nodes by their names
+    (tailscale#10499, #6651)."""
     found = site.verify()
     assert re.search(r"node1 +- +ok [\d.]+ ms", found.output)
     assert "checked from each pod: v4, v6, mtu4, mtu6, port, route, dns" in found.output
@@ -260,6 +230,26 @@ def test_a_node_that_cannot_be_reached_does_not_hold_up_the_others(site, first):
     assert found.recap["node1"]["failed"] == 0
     assert "node2 " in found.output and "NOT FINISHED" in found.output
     assert "10-headcni.conflist" in site.lab.on("node1", "ls /etc/cni/net.d")
+
+
+def test_a_node_that_is_lost_in_the_midst_of_a_run_does_not_hold_up_the_others(site, first):
+    """The next run finishes it, too."""
+    found = site.after(
+        "Write the daemon's configuration",
+        lambda: site.lab("cut", "node2"),
+        headcni_node_mtu=1320,
+        ansible_ssh_timeout=5,
+    )
+    site.lab("heal", "node2")
+    assert found.code != 0
+    assert (found.recap["node1"]["failed"], found.recap["node2"]["unreachable"]) == (0, 1)
+    assert "NOT FINISHED" in found.output
+    conflist = "cat /etc/cni/net.d/10-headcni.conflist"
+    assert '"mtu": 1320' in site.lab.on("node1", conflist)
+    assert '"mtu": 1320' not in site.lab.on("node2", conflist)
+    assert site(headcni_node_mtu=1320).counted("failed") == dict.fromkeys(NODES, 0)
+    assert '"mtu": 1320' in site.lab.on("node2", conflist)
+    assert site().counted("failed") == dict.fromkeys(NODES, 0)
 
 
 def test_a_node_more_joins_without_any_way_out_and_the_others_stay_as_they_are(site, first):

@@ -79,7 +79,7 @@ def test_a_node_expires_once_and_may_be_told_never_to(at, headscale):
     assert headscale.nodes["node1"]["expiry"] is None
 
 
-def test_a_node_that_a_machine_left_behind_is_removed(at, headscale):
+def test_artis3n_400_a_node_that_a_machine_left_behind_is_removed(at, headscale):
     stale = headscale.add_node("node1")
     headscale.add_node("node1")
     at.twice("node", id=stale["id"], state="absent")

@@ -57,6 +57,18 @@ def test_a_server_without_a_policy_gets_one_that_still_allows_everything(fresh, 
     until(lambda: fresh.nodes["alpha"]["subnetRoutes"] == ["10.244.9.0/24"])
 
 
+def test_headscale_2068_a_part_of_an_auto_approved_range_is_approved_and_nothing_else(
+    fresh, tailscaleds
+):
+    at = started(fresh)
+    at("policy", routes=ROUTES)
+    key = at("preauth_key", tags=["tag:k8s"])["key"]
+    part, other = "10.244.9.0/24", "10.245.9.0/24"
+    tailscaleds().join(fresh.url, key, "alpha", part, other)
+    until(lambda: set(fresh.nodes["alpha"]["availableRoutes"]) == {part, other})
+    until(lambda: fresh.nodes["alpha"]["subnetRoutes"] == [part])
+
+
 def test_entries_are_merged_into_what_is_there_and_go_again(at, headscale):
     headscale.add_user("ann")
     headscale.ask("PUT", "policy", {"policy": POLICY})

@@ -197,7 +197,7 @@ def test_k3s_13597_a_restarted_node_is_still_logged_in(joined):
     assert (done["changed"], done["backend_state"], done["node_key"]) == (False, "Running", before)
 
 
-def test_a_node_whose_server_is_away_after_a_restart_is_waited_for_and_needs_no_key(joined):
+def test_k3s_12830_a_node_whose_server_comes_up_later_is_waited_for_and_needs_no_key(joined):
     joined.server.stop()
     joined.restart()
     back = threading.Timer(7, joined.server.start)
