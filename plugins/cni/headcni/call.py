@@ -35,7 +35,6 @@ class Call:
     ifname: str = ""
     args: str = ""
     path: str = ""
-    netns_override: bool = False
     netns_fd: Optional[int] = None  # of `netns`, opened by whoever handed the call on
     env: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -90,7 +89,6 @@ class Call:
             ifname=ifname,
             args=env.get("CNI_ARGS", ""),
             path=env.get("CNI_PATH", ""),
-            netns_override=env.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true"),
             netns_fd=netns_fd,
             env=env,
         )

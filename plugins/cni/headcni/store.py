@@ -229,13 +229,6 @@ class Store:
         )
         return [_attachment(row) for row in rows]
 
-    def attachments_of_container(self, container_id: str) -> list[Attachment]:
-        rows = self._all(
-            "SELECT * FROM attachment WHERE container_id = ? ORDER BY created",
-            container_id,
-        )
-        return [_attachment(row) for row in rows]
-
     def remember(self, attachment: Attachment) -> None:
         """Keep it, in place of what was known of the same owner."""
         pod = attachment.pod
@@ -290,12 +283,6 @@ class Store:
             " WHERE network = ? AND container_id = ? AND ifname = ? AND place = ?",
             *_key(owner),
             index,
-        )
-
-    def drop_plugin_states(self, owner: Owner) -> None:
-        self._write(
-            "DELETE FROM plugin_state WHERE network = ? AND container_id = ? AND ifname = ?",
-            *_key(owner),
         )
 
     def owners_with_plugin_states(self, network: str) -> list[Owner]:

@@ -734,7 +734,6 @@ FULL = {
 
 def test_the_environment_of_a_call_becomes_a_value() -> None:
     assert Call.of(FULL) == Call("ADD", "abc-1.2_3", "/run/netns/x", "eth0", "A=B", "/opt/cni/bin")
-    assert Call.of({**FULL, "CNI_NETNS_OVERRIDE": "TRUE"}).netns_override is True
 
 
 @pytest.mark.parametrize(

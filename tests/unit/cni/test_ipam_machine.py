@@ -189,7 +189,7 @@ class IpamMachine(RuleBasedStateMachine):
 
     @rule(owner=owners)
     def drop_states(self, owner):
-        self.store.drop_plugin_states(owner)
+        self.store.drop_plugin_state(owner, 0)
         self.states.pop(owner, None)
 
     @rule()

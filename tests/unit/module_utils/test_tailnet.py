@@ -303,9 +303,6 @@ def relogin(prefs: dict[str, Any] | None = None) -> Plan:
     return Plan.of(standing(prefs), SERVER, Wishes(), force=True)
 
 
-NO_KEY_YET = status(**LOGGED_OUT)
-
-
 def test_a_node_with_a_name_for_its_profile_keeps_it():
     api = FakeAPI(status())
     Joining(api, 1).carry_out(relogin({"ProfileName": "mine", "RouteAll": True}), "key")

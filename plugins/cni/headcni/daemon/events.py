@@ -29,7 +29,6 @@ ADDED, DELETED, FAILED, LEAKED, MISSING, REPAIRED = (
     "pod-missing",
     "pod-repaired",
 )
-TYPES = (ADDED, DELETED, FAILED, LEAKED, MISSING, REPAIRED)
 
 _NO_POD = PodRef()
 

@@ -33,10 +33,10 @@ STEPS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 # Requests over a socket or the network.
 REQUESTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-# A code's name by the table of errors; TRY_AGAIN and POOL_EXHAUSTED are one code.
+# A code's name by the table of errors.
 _CODE_NAMES: Dict[int, str] = {
     value: name.lower()
-    for name, value in reversed(list(vars(errors).items()))
+    for name, value in vars(errors).items()
     if name.isupper() and isinstance(value, int)
 }
 _VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")

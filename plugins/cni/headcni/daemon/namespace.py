@@ -67,12 +67,6 @@ _MAGIC_DNS = (ip_address("100.100.100.100"), ip_address("fd7a:115c:a1e0::53"))
 _ANYWHERE: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 – no socket
 
 
-class HostRoute(NamedTuple):
-    dst: Network
-    via: Address
-    dev: str
-
-
 class Rule(NamedTuple):
     """A rule of ours, as it is compared."""
 
@@ -151,15 +145,6 @@ class MeshNamespace:
     @property
     def exists(self) -> bool:
         return named_netns.is_there(self.path)
-
-    def host_routes(self) -> list[HostRoute]:
-        """The tailnet's own ranges, as they stand in table 5201."""
-        gateways = self.gateways
-        return [
-            HostRoute(dst, gateways[dst.version], self.interface)
-            for dst in self.config.tailnet
-            if dst.version in gateways
-        ]
 
     def ensure(self) -> list[str]:
         """Make it right. Says what was not; nothing is touched that was."""
