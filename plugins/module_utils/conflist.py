@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 
+from .filelock import lock
+
 DIRECTORY = "/etc/cni/net.d"
 NAME = "10-headcni.conflist"
 # Only root reads it, and the CIS benchmark for Kubernetes (1.1.9) wants CNI files closed to others.
@@ -534,11 +536,9 @@ def _unlink(path: str) -> None:
 @contextmanager
 def _alone_in(directory: str) -> Iterator[int]:
     """A handle on the directory, and nobody else of ours at work in it."""
-    import fcntl
-
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, directory)
         yield handle
     finally:
         os.close(handle)

@@ -8,18 +8,17 @@ gone when Headscale has still to be told.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 from . import node, node_config
+from .filelock import lock
 
 MODES = ("host", "daemon")
 NOTE = "/var/lib/headcni/switch.json"
@@ -54,18 +53,12 @@ def alone() -> Iterator[int]:
     """One at a time: of a run that was killed, a step may still be under way here."""
     handle = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        until = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise SwitchError(
-                        f"another switch works on this node since {LOCK_SECONDS:g} s: "
-                        "see what holds " + LOCK
-                    ) from None
-                time.sleep(0.2)
+        try:
+            lock(handle, LOCK, LOCK_SECONDS)
+        except TimeoutError:
+            raise SwitchError(
+                f"another switch works on this node since {LOCK_SECONDS:g} s: see what holds {LOCK}"
+            ) from None
         yield handle
     finally:
         os.close(handle)

@@ -9,7 +9,6 @@ Built once for each state of the sources, and kept outside of the checkout:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,15 +16,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.headcni.mesh.plugins.module_utils import node_release
+from ansible_collections.headcni.mesh.plugins.module_utils.filelock import lock
 
 SOURCES = Path(__file__).resolve().parent.parent / "cni"
 PREFIX = "headcni-runtime-"
@@ -227,17 +226,14 @@ def _alone(what: str) -> Iterator[None]:
     """Ansible asks for many nodes at once; one of its processes builds, the others wait."""
     folder = cache_dir() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"runtime-{what}").open("w") as lock:
-        deadline = time.monotonic() + BUILD_SECONDS
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > deadline:
-                raise ReleaseError(
-                    f"another run has been building for {BUILD_SECONDS} s: try again"
-                )
-            time.sleep(0.1)
+    path = folder / f"runtime-{what}"
+    with path.open("w") as file:
+        try:
+            lock(file.fileno(), str(path), BUILD_SECONDS)
+        except TimeoutError:
+            raise ReleaseError(
+                f"another run has been building for {BUILD_SECONDS} s: try again"
+            ) from None
         yield
 
 

@@ -606,11 +606,16 @@ def _keep_newest(prefix: str, count: int) -> None:
 
 @contextmanager
 def _file_lock(path: str) -> Iterator[None]:
-    import fcntl  # rarely needed: the file is made, migrated or replaced
+    from .filelock import lock  # rarely needed: the file is made, migrated or replaced
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            lock(handle, path, BUSY_SECONDS)
+        except TimeoutError as problem:
+            raise CniError(
+                TRY_AGAIN, f"the allocation store was busy for {BUSY_SECONDS:.0f} s", str(problem)
+            ) from None
         yield
     finally:
         os.close(handle)

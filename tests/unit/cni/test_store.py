@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import stat
@@ -459,3 +460,17 @@ def test_the_store_is_in_wal_mode_so_that_readers_and_a_writer_do_not_wait(path,
         assert other.attachments() == []
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_lock_that_is_never_let_go_is_named_and_not_waited_for_for_ever(path, monkeypatch):
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.2)
+    os.makedirs(os.path.dirname(path))
+    holder = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(errors.CniError) as caught:
+            Store(path)
+    finally:
+        os.close(holder)
+    assert caught.value.code == errors.TRY_AGAIN and f"{path}.lock" in caught.value.details
+    Store(path).close()

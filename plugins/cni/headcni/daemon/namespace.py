@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +36,7 @@ from pyroute2 import IPRoute, NetlinkError
 from ..datapath import netns, nft
 from ..datapath.rtnl import IFF_UP, RT_TABLE_MAIN, RTPROT_HEADCNI
 from ..errors import INTERNAL, INVALID_CONFIG, KERNEL, CniError
+from ..filelock import lock
 from ..model import Address, Network
 from . import config as configuration
 from . import named_netns
@@ -452,7 +452,7 @@ class MeshNamespace:
         os.makedirs(self.config.run_dir, mode=0o755, exist_ok=True)
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock(fd, self._lock)
             with _kernel_errors():
                 yield
         finally:

@@ -7,7 +7,6 @@ host-local stays possible.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..errors import IO_FAILURE, CniError
+from ..filelock import lock
 from ..model import Address, Lease, LeasedAddress, Owner, Range
 from ..store import Store, insert_allocations, lease_of_owner
 from . import space
@@ -89,11 +89,10 @@ def _is_recorded(db: sqlite3.Connection, network: str, directory: str) -> bool:
 
 @contextmanager
 def _host_local_lock(directory: str) -> Iterator[None]:
-    handle = os.open(
-        os.path.join(directory, "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
-    )
+    path = os.path.join(directory, "lock")
+    handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, path)
         yield
     finally:
         os.close(handle)
