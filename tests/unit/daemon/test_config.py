@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from headcni.daemon import config
 from headcni.daemon.config import DaemonConfig, as_dict, changes, check, load, parse, schema
@@ -280,7 +281,7 @@ def test_the_schema_file_is_what_the_code_says():
 
 
 def test_the_schema_takes_what_the_code_takes():
-    yaml = pytest.importorskip("ruamel.yaml").YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe", pure=True)
     check_schema = jsonschema.Draft7Validator(schema())
     jsonschema.Draft7Validator.check_schema(schema())
     original = yaml.load(ORIGINAL)
@@ -295,7 +296,7 @@ def test_the_schema_takes_what_the_code_takes():
     + ["network: {mtu: x}", "headscale: {url: hs}", "dns: {magicDNS: {nameservers: 1}}"],
 )
 def test_the_schema_refuses_what_the_code_refuses(text):
-    yaml = pytest.importorskip("ruamel.yaml").YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe", pure=True)
     assert list(jsonschema.Draft7Validator(schema()).iter_errors(yaml.load(text)))
 
 
