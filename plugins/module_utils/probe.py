@@ -51,7 +51,7 @@ def ping(wanted: Sequence[Echo], seconds: float) -> list[dict[str, Any]]:
     found: list[dict[str, Any] | None] = [None] * len(wanted)
     refused: dict[int, str] = {}
     sent_at: dict[int, float] = {}
-    sockets = {}
+    sockets: dict[tuple[int, bool], socket.socket] = {}
     for version in {ip_address(one.address).version for one in wanted}:
         for fixed in (False, True):
             sockets[version, fixed] = _socket(version, fixed)
@@ -127,7 +127,7 @@ def _heard(one_socket: socket.socket, mark: int) -> int:
 
 def _checksum(data: bytes) -> int:
     data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
