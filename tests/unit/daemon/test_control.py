@@ -56,6 +56,17 @@ def test_a_question_nobody_understands_says_what_there_is(control):
         answers(control, "stat")
 
 
+def test_a_status_that_cannot_be_told_says_why_and_the_next_question_is_answered(control):
+    def fail() -> dict:
+        raise CniError(104, "the allocation store cannot be used", "the disk is full")
+
+    control.status, status = fail, control.status
+    with pytest.raises(CniError, match="the disk is full"):
+        answers(control, "status")
+    control.status = status
+    assert answers(control, "status") == [{"ready": True}]
+
+
 def test_without_a_daemon_it_says_so(tmp_path):
     with (
         pytest.raises(CniError, match="headcni-daemon does not answer"),

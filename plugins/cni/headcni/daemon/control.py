@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -62,6 +63,13 @@ class Control:
 
     def answers(self, question: str) -> Iterator[Mapping[str, Any]]:
         """An empty answer is a beat, by which a follower that went away is noticed."""
+        try:
+            yield from self._answers(question)
+        except Exception as problem:  # a store that cannot be read, say: who asks wants to know
+            log.error("a question has no answer", question=question, problem=problem)
+            yield {"error": str(problem) or type(problem).__name__}
+
+    def _answers(self, question: str) -> Iterator[Mapping[str, Any]]:
         if question == "status":
             yield self.status()
         elif question == "events":
@@ -114,7 +122,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         del request, client_address
-        log.debug("an asker went away")
+        log.debug("an asker went away", problem=sys.exc_info()[1])
 
 
 class _Handler(socketserver.BaseRequestHandler):
