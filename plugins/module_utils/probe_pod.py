@@ -120,19 +120,26 @@ def ip(*arguments: str) -> None:
 
 
 def clean(home: str = HOME) -> list[str]:
-    """Whatever of a probe is there, by whomever it was left; what was found."""
+    """Whatever of a probe is there, by whomever it was left; what was found. A DEL that fails is
+    told when all the rest is gone: nobody would get further by trying it again."""
     found = []
+    failed = None
     state = os.path.join(home, "probe.json")
     if os.path.exists(state):
         with open(state) as stream:
             known = json.load(stream)
-        delete(known["conf"], known["bin_dirs"], known["host_port"])
+        try:
+            delete(known["conf"], known["bin_dirs"], known["host_port"])
+        except ProbeError as problem:
+            failed = problem
         found.append("a pod")
     if os.path.exists(netns_path()):
         ip("netns", "del", NAME)
         found.append("a network namespace")
     if os.path.isdir(home):
         shutil.rmtree(home)
+    if failed is not None:
+        raise failed
     return found
 
 

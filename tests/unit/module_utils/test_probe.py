@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -134,3 +135,15 @@ def test_a_plugin_that_fails_is_told_in_its_own_words(tmp_path):
         probe_pod.call("ADD", {"type": "headcni"}, [str(tmp_path)])
     with pytest.raises(probe_pod.ProbeError, match="there is no bridge in"):
         probe_pod.call("ADD", {"type": "bridge"}, [str(tmp_path)])
+
+
+def test_a_pod_that_no_plugin_takes_away_is_told_once_and_in_nobodys_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe_pod, "netns_path", lambda: str(tmp_path / "none"))
+    home = tmp_path / "home"
+    home.mkdir()
+    state = {"conf": CONF, "bin_dirs": [str(tmp_path)], "host_port": 0}
+    (home / "probe.json").write_text(json.dumps(state))
+    with pytest.raises(probe_pod.ProbeError, match="there is no tuning in"):
+        probe_pod.clean(str(home))
+    assert not home.exists()
+    assert probe_pod.clean(str(home)) == []
