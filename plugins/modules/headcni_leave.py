@@ -135,7 +135,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import same_server
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import UNIT, is_ours
 
-UNITS = ("headcni-daemon.service", "headcni-tailscaled.service")
+DAEMON, TAILSCALED = "headcni-daemon.service", "headcni-tailscaled.service"
 FILES = (
     "/etc/headcni",
     "/etc/default/headcni-tailscaled",
@@ -198,7 +198,7 @@ def idle(module: AnsibleModule) -> dict:
     if is_bridge(bridge) and not pods():
         done.append(f"link {bridge} removed")
         if not module.check_mode:
-            run("ip", "link", "del", bridge)
+            must("ip", "link", "del", bridge)
     return {"changed": bool(done), "done": done, "diff": shown(done)}
 
 
@@ -230,9 +230,27 @@ def ctl(*words: str) -> str:
 
 
 def run(*argv: str, stdin: str = "", env: dict | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        argv, input=stdin, env=env, capture_output=True, text=True, timeout=180, check=False
-    )
+    try:
+        return subprocess.run(
+            argv, input=stdin, env=env, capture_output=True, text=True, timeout=180, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise node.NodeError(f"{' '.join(argv)} did not end in 180 s") from None
+
+
+def must(*argv: str) -> None:
+    done = run(*argv)
+    if done.returncode != 0:
+        raise node.NodeError(f"{' '.join(argv)}: {done.stderr.strip()[-300:]}")
+
+
+def stop(name: str, dry: bool) -> list[str]:
+    unit = node.unit(name)
+    if unit.active in ("inactive", "failed", "") and unit.enabled != "enabled":
+        return []
+    if not dry:
+        node.order("disable", "--now", name)
+    return [f"{name} stopped"]
 
 
 def left(module: AnsibleModule) -> dict:
@@ -247,12 +265,7 @@ def left(module: AnsibleModule) -> dict:
             "or say with_pods, and they lose it"
         )
     before = node_baseline.recall()
-    for name in UNITS[:1]:
-        unit = node.unit(name)
-        if unit.active not in ("inactive", "failed", "") or unit.enabled == "enabled":
-            done.append(f"{name} stopped")
-            if not dry:
-                node.order("disable", "--now", name)
+    done += stop(DAEMON, dry)
     if dry:
         done.append("the mesh would be left")
         return {"changed": True, "done": done, "diff": shown(done)}
@@ -263,11 +276,7 @@ def left(module: AnsibleModule) -> dict:
         with mode_switch.alone() as handle:  # what a switch that was cut off has left
             mode_switch.ctl(handle, "drop", mode_switch.other(mode))
         done += ctl("leave", *(["--keep-pods"] if users else [])).splitlines()
-    if node.unit(UNITS[1]).active not in ("inactive", "failed", "") or node.unit(
-        UNITS[1]
-    ).enabled == ("enabled"):
-        done.append(f"{UNITS[1]} stopped")
-        node.order("disable", "--now", UNITS[1])
+    done += stop(TAILSCALED, dry)
     done += free_pods(given["network"], cidrs)
     done += kernel_leftovers(given["bridge"])
     done += put_prefs_back(before)
@@ -297,11 +306,11 @@ def free_pods(network: str, cidrs: list[str]) -> list[str]:
 def kernel_leftovers(bridge: str) -> list[str]:
     done = []
     if is_bridge(bridge):
-        run("ip", "link", "del", bridge)
+        must("ip", "link", "del", bridge)
         done.append(f"link {bridge} removed")
     for family, name, _unused in tables():
         if name == "headcni" or name.startswith("headcni_"):
-            run("nft", "delete", "table", family, name)
+            must("nft", "delete", "table", family, name)
             done.append(f"nft table {family} {name} removed")
     return done
 
@@ -355,7 +364,7 @@ def gone(module: AnsibleModule) -> dict:
             if name in IPTABLES and not used:
                 done.append(f"empty nft table {family} {name} removed")
                 if not dry:
-                    run("nft", "delete", "table", family, name)
+                    must("nft", "delete", "table", family, name)
     removed = [*FILES, given["data_dir"], *(TAILSCALES if given["tailscale_removed"] else ())]
     for path in [*removed, STATE]:  # with what was known of before, so it is the last
         if os.path.lexists(path):
@@ -369,7 +378,7 @@ def gone(module: AnsibleModule) -> dict:
                 os.rmdir(path)
     if done and not dry and node.has_systemd():
         node.order("daemon-reload")
-        node.systemctl("reset-failed", *UNITS)
+        node.systemctl("reset-failed", DAEMON, TAILSCALED)
     return {"changed": bool(done), "done": done, "diff": shown(done)}
 
 
