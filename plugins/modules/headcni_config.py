@@ -39,17 +39,15 @@ options:
     default: false
 attributes:
   check_mode:
-    description: >-
-      Can run in check_mode and return changed status without modifying the node. On a node without
-      a release there is nothing to check the file with yet; I(validated) then says so.
     support: full
+    details: >-
+      On a node without a release there is nothing to check the file with yet; I(validated) then
+      says so.
   diff_mode:
-    description: Returns the file before and after, without secrets.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns the file before and after, without secrets.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_release
   - module: headcni.mesh.headcni_conflist

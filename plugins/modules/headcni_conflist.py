@@ -123,15 +123,12 @@ options:
     default: /opt/headcni/current
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status without modifying the node.
     support: full
   diff_mode:
-    description: Returns the file before and after, and the names that change.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns the file before and after, and the names that change.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_config
 """

@@ -19,15 +19,13 @@ options:
     default: /etc/cni/net.d
 attributes:
   check_mode:
-    description: It never changes anything.
     support: full
+    details: It never changes anything.
   diff_mode:
-    description: There is nothing to compare.
     support: none
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: There is nothing to compare.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_release
   - module: headcni.mesh.headcni_config

@@ -56,15 +56,12 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status without modifying the node.
     support: full
   diff_mode:
-    description: Returns what goes.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns what goes.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_release
   - module: headcni.mesh.headcni_conflist
@@ -135,7 +132,8 @@ from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import same_server
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import UNIT, is_ours
 
-DAEMON, TAILSCALED = "headcni-daemon.service", "headcni-tailscaled.service"
+DAEMON = mode_switch.DAEMON
+TAILSCALED = "headcni-tailscaled.service"
 FILES = (
     "/etc/headcni",
     "/etc/default/headcni-tailscaled",

@@ -45,15 +45,12 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status without modifying the node.
     support: full
   diff_mode:
-    description: Returns the mode before and after.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns the mode before and after.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_config
   - module: headcni.mesh.headscale_routes

@@ -79,15 +79,17 @@ options:
     default: false
 attributes:
   check_mode:
-    description: It never changes anything.
     support: full
+    details: It never changes anything.
   diff_mode:
-    description: There is nothing to compare.
     support: none
+    details: There is nothing to compare.
   platform:
-    description: The nodes it is for. It refuses others with a clear message.
+    details: It refuses others with a clear message.
     support: full
     platforms: linux
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_config
   - module: headcni.mesh.headcni_release

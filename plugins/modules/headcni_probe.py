@@ -56,15 +56,13 @@ options:
     default: 600
 attributes:
   check_mode:
-    description: Does nothing then, and says so by being skipped.
     support: none
+    details: Does nothing then, and says so by being skipped.
   diff_mode:
-    description: There is nothing to compare.
     support: none
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: There is nothing to compare.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_conflist
 """

@@ -74,15 +74,12 @@ options:
     default: 3
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status without modifying the node.
     support: full
   diff_mode:
-    description: Returns which links, units and releases change.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns which links, units and releases change.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_config
   - module: headcni.mesh.headcni_info

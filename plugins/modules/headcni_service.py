@@ -64,15 +64,12 @@ options:
     default: [pods]
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status without modifying the node.
     support: full
   diff_mode:
-    description: Returns the state of the service before and after.
     support: full
-  platform:
-    description: The nodes it is for.
-    support: full
-    platforms: linux
+    details: Returns the state of the service before and after.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_release
   - module: headcni.mesh.headcni_config

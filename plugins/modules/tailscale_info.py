@@ -22,11 +22,13 @@ options:
     default: ""
 attributes:
   check_mode:
-    description: Changes nothing in either mode.
     support: full
+    details: Changes nothing in either mode.
   diff_mode:
-    description: There is nothing to show.
     support: none
+    details: There is nothing to show.
+extends_documentation_fragment:
+  - headcni.mesh.node
 author:
   - The HeadCNI authors (@headcni)
 """

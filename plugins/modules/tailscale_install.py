@@ -83,11 +83,13 @@ options:
     default: true
 attributes:
   check_mode:
-    description: Predicts, and asks the site for the checksum, so that a wrong version is found.
     support: full
+    details: Predicts, and asks the site for the checksum, so that a wrong version is found.
   diff_mode:
-    description: Shows the versions, the unit and the environment.
     support: full
+    details: Shows the versions, the unit and the environment.
+extends_documentation_fragment:
+  - headcni.mesh.node
 author:
   - The HeadCNI authors (@headcni)
 """

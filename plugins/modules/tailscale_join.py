@@ -75,11 +75,13 @@ options:
     default: 60
 attributes:
   check_mode:
-    description: Predicts. No key is needed for that, nor a tailscaled that runs.
     support: full
+    details: Predicts. No key is needed for that, nor a tailscaled that runs.
   diff_mode:
-    description: Shows the prefs that change. There are no secrets in them.
     support: full
+    details: Shows the prefs that change. There are no secrets in them.
+extends_documentation_fragment:
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.tailscale_info
   - module: headcni.mesh.tailscale_install
