@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_network
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
+from stub_server import StubServer, says, stub_server
 
 from headcni.daemon import headscale as headscale_module
 from headcni.daemon.approvals import ApprovalReport, Identity, RouteKeeper, clashes, identify
@@ -480,80 +481,18 @@ def test_headscale_explains_what_it_refuses(tailnet):
 # What the real one won't do on demand.
 
 
-@dataclass
-class Stub:
-    """Answers as it is told, one after another, the last one for ever."""
-
-    answers: list[Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-    scheme: str = "http"
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://localhost:{self.port}"
-
-
-def says(status: int, kind: str, body: str, **headers: str) -> Callable[..., None]:
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        request.send_header("Content-Type", kind)
-        request.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            request.send_header(name, value)
-        request.end_headers()
-        request.wfile.write(body.encode())
-
-    return answer
-
-
 def node_json(**fields: object) -> dict[str, object]:
     known = {"id": "1", "nodeKey": "nodekey:1", "machineKey": "mkey:1", "givenName": "node1"}
     return {**known, "approvedRoutes": [], "subnetRoutes": [], "online": True, **fields}
 
 
 def lists(*nodes: dict[str, object]) -> Callable[..., None]:
-    return says(200, "application/json", json.dumps({"nodes": nodes}))
-
-
-@contextmanager
-def serving(stub: Stub, tls: SSLContext | None = None) -> Iterator[Stub]:
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self) -> None:
-            stub.requests.append(f"{self.command} {self.path}")
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer = stub.answers[0] if len(stub.answers) == 1 else stub.answers.pop(0)
-            answer(self)
-
-        do_GET = do_POST = _answer
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *args: object) -> None:
-            pass  # a client that has gone is the point of some tests
-
-    server = Server(("localhost", 0), Handler)
-    stub.port = server.server_port
-    if tls is not None:
-        stub.scheme = "https"
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield stub
-    finally:
-        server.shutdown()
-        thread.join(5)
-        server.server_close()
+    return says(200, {"nodes": nodes})
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
-    with serving(Stub()) as made:
+def stub() -> Iterator[StubServer]:
+    with stub_server() as made:
         yield made
 
 
@@ -591,7 +530,7 @@ def client(stub, key_file) -> HeadscaleClient:
     ],
 )
 def test_each_shape_of_an_error_becomes_one_line(stub, client, status, kind, body, said):
-    stub.answers = [says(status, kind, body)]
+    stub.answers = [says(status, body, kind)]
     with pytest.raises(HeadscaleError, match=said) as raised:
         client.nodes()
     assert "\n" not in str(raised.value)
@@ -599,7 +538,7 @@ def test_each_shape_of_an_error_becomes_one_line(stub, client, status, kind, bod
 
 
 def test_a_read_is_asked_again_and_a_write_is_not(stub, client):
-    sick = says(503, "text/plain", "later")
+    sick = says(503, "later", "text/plain")
     stub.answers = [sick, sick, lists(node_json())]
     (node,) = client.nodes()
     assert stub.requests == ["GET /api/v1/node"] * 3
@@ -611,7 +550,7 @@ def test_a_read_is_asked_again_and_a_write_is_not(stub, client):
 
 
 def test_what_was_refused_is_not_asked_again(stub, client):
-    stub.answers = [says(401, "text/plain", "Unauthorized")]
+    stub.answers = [says(401, "Unauthorized", "text/plain")]
     for _ in range(10):
         with pytest.raises(HeadscaleError, match="API key"):
             client.nodes()
@@ -621,7 +560,7 @@ def test_what_was_refused_is_not_asked_again(stub, client):
 
 def test_while_half_open_one_question_is_asked_at_a_time(stub, key_file):
     client = HeadscaleClient(stub.url, str(key_file), 5.0, 0, breaker=Breaker(1, rest=0.1))
-    stub.answers = [says(503, "text/plain", "later")]
+    stub.answers = [says(503, "later", "text/plain")]
     with pytest.raises(HeadscaleError):
         client.nodes()
     until(lambda: client.breaker.state == "half-open")
@@ -681,7 +620,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(stub, client, monkeypatch)
 
 
 def test_a_redirect_is_not_followed_with_the_key(stub, client):
-    stub.answers = [says(302, "text/html", "", Location="http://elsewhere.example/")]
+    stub.answers = [says(302, "", "text/html", Location="http://elsewhere.example/")]
     with pytest.raises(HeadscaleError, match=r"it sends us to http://elsewhere\.example/"):
         client.nodes()
     assert len(stub.requests) == 1
@@ -690,7 +629,7 @@ def test_a_redirect_is_not_followed_with_the_key(stub, client):
 def test_the_key_is_in_no_error_and_no_log_even_if_the_server_sends_it_back(stub, client, caplog):
     caplog.set_level(logging.DEBUG)
     echo = json.dumps({"code": 2, "message": f"bad header: Bearer {SECRET}"})
-    stub.answers = [says(500, "application/json", echo)]
+    stub.answers = [says(500, echo)]
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     report = keeper.ensure_once()
     assert "bad header: Bearer [the key]" in report.problem
@@ -705,7 +644,7 @@ def test_a_server_older_than_our_api_is_refused_by_name(stub, client, where):
     node = node_json()
     if where == "list":
         del node["approvedRoutes"]
-    stub.answers = [lists(node), says(404, "application/json", '{"code":5,"message":"Not Found"}')]
+    stub.answers = [lists(node), says(404, '{"code":5,"message":"Not Found"}')]
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     assert "is too old" in (problem := keeper.ensure_once().problem)
     assert "upgrade it to 0.26 or newer" in problem
@@ -713,7 +652,7 @@ def test_a_server_older_than_our_api_is_refused_by_name(stub, client, where):
 
 
 def test_an_approval_that_headscale_does_not_keep_is_no_approval(stub, client):
-    stub.answers = [lists(node_json()), says(200, "application/json", "{}"), lists(node_json())]
+    stub.answers = [lists(node_json()), says(200, "{}"), lists(node_json())]
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     report = keeper.ensure_once()
     assert report.approved == ()
@@ -725,7 +664,7 @@ def test_a_withdrawal_that_got_no_answer_is_looked_at_again(stub, client):
     had = node_json(approvedRoutes=[*OWN, "192.168.50.0/24"])
     stub.answers = [
         lists(had),
-        says(504, "text/plain", "lost"),
+        says(504, "lost", "text/plain"),
         lists(node_json(approvedRoutes=["192.168.50.0/24"])),
     ]
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
@@ -738,7 +677,7 @@ def test_trouble_is_logged_when_it_begins_and_ends_and_not_at_each_pass(stub, cl
     caplog.set_level(logging.INFO)
     client.breaker = Breaker(2, rest=0.3)
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
-    stub.answers = [says(503, "text/plain", "later")]
+    stub.answers = [says(503, "later", "text/plain")]
     keeper.ensure_once()
     for _ in range(5):
         keeper.ensure_once()
@@ -766,7 +705,8 @@ def test_a_certificate_that_is_not_trusted_gets_no_key_and_a_trusted_one_does(
     )
     tls = SSLContext(PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(cert, private)
-    with serving(Stub([lists(node_json())]), tls) as stub:
+    with stub_server(tls) as stub:
+        stub.answers = [lists(node_json())]
         with pytest.raises(HeadscaleError, match=r"certificate of .* is not trusted: self.signed"):
             HeadscaleClient(stub.url, str(key_file), 5.0, 0).nodes()
         assert stub.requests == []
