@@ -11,16 +11,9 @@ description:
   - A line for each node, of what C(playbooks/switch_mode.yml) has found and done.
 author:
   - The HeadCNI authors (@headcni)
+extends_documentation_fragment:
+  - headcni.mesh.hosts
 options:
-  _input:
-    description: The names of the nodes.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: Everyone's variables.
-    type: dict
-    required: true
   wanted:
     description: The mode that they are to be in.
     type: str

@@ -14,16 +14,9 @@ description:
     it is what the inventory says, C(headcni_node_pod_cidr).
 author:
   - The HeadCNI authors (@headcni)
+extends_documentation_fragment:
+  - headcni.mesh.hosts
 options:
-  _input:
-    description: The names of all nodes.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: Everyone's variables.
-    type: dict
-    required: true
   own:
     description: The name of the node that is asked about.
     type: str

@@ -12,18 +12,13 @@ description:
     for each node, and below it what is wrong, line by line.
 author:
   - The HeadCNI authors (@headcni)
+extends_documentation_fragment:
+  - headcni.mesh.hosts
 options:
-  _input:
-    description: The names of the nodes.
-    type: list
-    elements: str
-    required: true
   hostvars:
     description:
       - Everyone's variables. C(headcni_probed) is what the probe of a node found, and
         C(headcni_probe_problem) why there was none.
-    type: dict
-    required: true
 """
 
 EXAMPLES = r"""

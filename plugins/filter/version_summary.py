@@ -12,16 +12,8 @@ description:
     and done.
 author:
   - The HeadCNI authors (@headcni)
-options:
-  _input:
-    description: The names of the nodes.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: Everyone's variables.
-    type: dict
-    required: true
+extends_documentation_fragment:
+  - headcni.mesh.hosts
 """
 
 EXAMPLES = r"""
