@@ -104,7 +104,7 @@ class Service:
     def _last_words(self) -> list[str]:
         """What tailscaled itself, and not systemd, said last."""
         mine = ("journalctl", "--no-pager", "--output=cat", f"--unit={self.name}")
-        _unused, out, _unused = self._run([*mine, "_COMM=tailscaled", "--lines=3"])
+        out = self._run([*mine, "_COMM=tailscaled", "--lines=3"])[1]
         return [line.strip() for line in out.splitlines() if line.strip()][-3:]
 
 
