@@ -7,6 +7,7 @@ NODES ?= 3
 UNDERLAY ?=
 KEEP ?=
 K3S ?=
+VMS ?= 0
 ONLY ?=
 NODE ?= node1
 SCENARIO ?= $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml)))))
@@ -14,10 +15,11 @@ SCENARIO ?= $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 LAB := python3 -m lab
-LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s)
+LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) --vms $(VMS)
 # What the lab needs of Debian; apt is asked only for what is missing.
 LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slirp4netns \
 	systemd-container
+VM_PACKAGES := e2fsprogs qemu-system-x86
 # What only the tests run on this machine, beside those.
 TEST_PACKAGES := curl gpg iptables procps
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -25,7 +27,7 @@ export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 
 ##@ The lab
 .PHONY: up
-up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 UNDERLAY= KEEP= K3S=)
+up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 VMS=0 UNDERLAY= KEEP= K3S=)
 	@$(LAB) up $(LAB_OPTIONS) $(if $(KEEP),--keep) --playbook lab/up.yml
 
 .PHONY: down
@@ -141,12 +143,12 @@ check-lab:
 
 .PHONY: packages
 packages:
-	@lab/packages.sh $(LAB_PACKAGES)
+	@lab/packages.sh $(LAB_PACKAGES) $(if $(filter-out 0,$(VMS)),$(VM_PACKAGES))
 
 .PHONY: cache
 cache: check-lab packages
 	@lab/packages.sh $(TEST_PACKAGES)
-	@$(LAB) cache
+	@$(LAB) cache --vms $(VMS)
 
 .venv/ready: requirements.lock lab/packages.sh
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || lab/packages.sh python3-venv

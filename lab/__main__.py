@@ -27,19 +27,21 @@ from . import (
     preflight,
     summary,
     tools,
+    vms,
 )
-from .layout import CHECKOUT, CONTROL, Lab, LabError, Plan, node_names
+from .layout import CHECKOUT, CONTROL, Lab, LabError, Plan, is_vm, node_names, vm_names
 from .locks import locked
 from .progress import step
 
 PR_SET_PDEATHSIG = 1
 LOCK_LIMIT = 45 * 60
 PLAYBOOK_LIMIT = 30 * 60
+VMS_HELP = "how many virtual machines beside the nodes (0)"
 
 
 def check(lab: Lab, args: argparse.Namespace) -> None:
     """Stop with every problem listed, before anything is changed."""
-    found = preflight.problems(lab, args.nodes, args.underlay, args.k3s)
+    found = preflight.problems(lab, args.nodes, args.underlay, args.k3s, args.vms)
     if found:
         raise LabError("\n".join(found))
 
@@ -62,7 +64,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
                     tools.build(lab, [tools.K3S])
                 build(lab, args)
             else:
-                grow(lab, args.nodes, args.k3s)
+                grow(lab, args)
             if args.playbook:
                 play(args.playbook)
             undo.pop_all()
@@ -102,7 +104,21 @@ def build_tools(lab: Lab, args: argparse.Namespace) -> None:
 
 def fill_cache(lab: Lab, args: argparse.Namespace) -> None:
     tools.build(lab)
-    image.build(lab)
+    image.build(lab, image.NODES, *vm_images(args.vms))
+
+
+def vm_images(count: int) -> list[image.Image]:
+    return [image.of(machine) for machine in vm_names(min(count, len(image.VMS)))]
+
+
+def choose_accelerator(count: int) -> str:
+    if not count:
+        return ""
+    with step("trying KVM with a Debian kernel"):
+        chosen = vms.accelerator()
+    if chosen == "tcg":
+        print("  ! KVM does not work here: QEMU runs them in software", file=sys.stderr)
+    return chosen
 
 
 def build(lab: Lab, args: argparse.Namespace) -> None:
@@ -112,6 +128,8 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
         tuple(node_names(args.nodes)),
         tools.tailscale_version(),
         args.k3s,
+        tuple(vm_names(args.vms)),
+        choose_accelerator(args.vms),
     )
     lab.dir.mkdir(mode=0o700, parents=True)
     with step(f"wiring the lab ({plan.underlay})"):
@@ -127,7 +145,7 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
             make_machine(lab, plan, machine)
         for machine in plan.machines:
             progress.says(f"waiting for {machine}")
-            machines.wait_until_booted(lab, machine)
+            machines.wait_until_booted(lab, plan, machine)
     with step("starting Headscale and the mirror"):
         control.start(lab, plan)
         control.make_api_key(lab)
@@ -141,39 +159,50 @@ def make_machine(lab: Lab, plan: Plan, machine: str) -> None:
     network.plug(lab, plan, machine)
     if machine == CONTROL:
         files = control.files(plan)
+    elif is_vm(machine):
+        files = vms.files(plan, machine)
     else:
         files = k3s.files(lab, plan, machine, tools.K3S.home, image.base_root())
     machines.prepare(lab, plan, machine, files)
     machines.boot(lab, plan, machine)
 
 
-def grow(lab: Lab, count: int, with_k3s: bool) -> None:
-    """A lab that is up gets the nodes it lacks; to shrink it, take it down."""
+def grow(lab: Lab, args: argparse.Namespace) -> None:
+    """A lab that is up gets the machines it lacks; to shrink it, take it down."""
     plan = Plan.load(lab)
-    wanted = tuple(node_names(count))
-    if with_k3s and not plan.k3s:
+    nodes, virtual = tuple(node_names(args.nodes)), tuple(vm_names(args.vms))
+    if args.k3s and not plan.k3s:
         raise LabError("the lab is up without k3s: `make down` before K3S=1")
-    if len(wanted) < len(plan.nodes):
-        raise LabError(f"the lab has {len(plan.nodes)} nodes: `make down` before NODES={count}")
+    if len(nodes) < len(plan.nodes):
+        raise LabError(
+            f"the lab has {len(plan.nodes)} nodes: `make down` before NODES={args.nodes}"
+        )
+    if len(virtual) < len(plan.vms):
+        raise LabError(
+            f"the lab has {len(plan.vms)} virtual machines: `make down` before VMS={args.vms}"
+        )
     for machine in plan.machines:
-        if not machines.leader(lab, machine):
+        if not machines.running(lab, machine):
             with step(f"starting {machine}"):
                 machines.start(lab, plan, machine)
-                machines.wait_until_booted(lab, machine)
-    new = wanted[len(plan.nodes) :]
+                machines.wait_until_booted(lab, plan, machine)
+    new = nodes[len(plan.nodes) :] + virtual[len(plan.vms) :]
     if new:
-        grown = replace(plan, nodes=wanted)
+        image.build(lab, *vm_images(args.vms))
+        accelerator = plan.accelerator or choose_accelerator(args.vms)
+        grown = replace(plan, nodes=nodes, vms=virtual, accelerator=accelerator)
         with step(f"adding {', '.join(new)}"):
             machines.write_ssh_config(lab, grown)
             for machine in new:
                 machines.discard(lab, machine)
                 make_machine(lab, grown, machine)
             for machine in new:
-                machines.wait_until_booted(lab, machine)
+                machines.wait_until_booted(lab, grown, machine)
             if grown.k3s:
                 cluster.start(lab, grown, new)
         grown.save(lab.plan_file)
-    print(f"  ✓ the lab is up: {len(wanted)} nodes", file=sys.stderr)
+    more = f", {len(virtual)} virtual machines" if virtual else ""
+    print(f"  ✓ the lab is up: {len(nodes)} nodes{more}", file=sys.stderr)
 
 
 def play(playbook: str) -> None:
@@ -238,10 +267,14 @@ def shell(lab: Lab, args: argparse.Namespace) -> None:
 def cut(lab: Lab, args: argparse.Namespace) -> None:
     known(lab, args.machine)
     network.cut(lab, args.machine, args.silent)
+    if is_vm(args.machine) and not args.silent:
+        vms.set_link(lab, args.machine, up=False)
 
 
 def heal(lab: Lab, args: argparse.Namespace) -> None:
     network.heal(lab, known(lab, args.machine), args.machine)
+    if is_vm(args.machine):
+        vms.set_link(lab, args.machine, up=True)
 
 
 def slow(lab: Lab, args: argparse.Namespace) -> None:
@@ -259,7 +292,7 @@ def start(lab: Lab, args: argparse.Namespace) -> None:
     plan = known(lab, args.machine)
     with step(f"starting {args.machine}"):
         machines.start(lab, plan, args.machine)
-        machines.wait_until_booted(lab, args.machine)
+        machines.wait_until_booted(lab, plan, args.machine)
 
 
 def reboot(lab: Lab, args: argparse.Namespace) -> None:
@@ -281,7 +314,7 @@ def parser() -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=help)
         one.set_defaults(action=action)
         if machine:
-            one.add_argument("machine", help="control, node1, node2, …")
+            one.add_argument("machine", help="control, node1, …, vm1, …")
         return one
 
     for name, action, text in (
@@ -292,10 +325,12 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--nodes", type=int, default=3, help="how many, beside control (3)")
         one.add_argument("--underlay", default="", help="a private /24; found if not given")
         one.add_argument("--k3s", action="store_true", help="a k3s cluster on the nodes")
+        one.add_argument("--vms", type=int, default=0, help=VMS_HELP)
         if name == "up":
             one.add_argument("--playbook", help="run it on the lab once that stands")
             one.add_argument("--keep", action="store_true", help="leave a failed lab standing")
-    verb("cache", fill_cache, "build the tools and the base image, and stop there")
+    cache = verb("cache", fill_cache, "build the tools and the base images, and stop there")
+    cache.add_argument("--vms", type=int, default=0, help=VMS_HELP)
     verb("tools", build_tools, "build the Go tools alone, and say where they are").add_argument(
         "tool", nargs="*", metavar="NAME", help="all that the lab needs if none is named; also k3s"
     )

@@ -1,4 +1,4 @@
-"""The root file system that all nodes share, made once by mmdebstrap and kept in the cache."""
+"""The root file systems that machines share, made once by mmdebstrap and kept in the cache."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import platform
 import shutil
 import subprocess
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from .cgroups import Cgroup
-from .layout import Lab, LabError, cache_dir
+from .layout import Lab, LabError, cache_dir, is_vm
 from .locks import locked
 from .progress import Step, step
 
-SUITE = "bookworm"
 PACKAGES = (
     # a machine
     "systemd",
@@ -42,19 +42,24 @@ PACKAGES = (
     "iperf3",
     "tcpdump",
 )
+KERNEL_PACKAGES = {"x86_64": ("linux-image-cloud-amd64", "e2fsprogs", "udev")}
 LIMIT = 15 * 60
 
-# Run in the new root. Nodes differ only in what their own layer says.
-FINISH = """
-systemctl mask systemd-logind.service getty.target console-getty.service \
-    e2scrub_reap.service e2scrub_all.timer apt-daily.timer apt-daily-upgrade.timer \
-    fstrim.timer systemd-networkd.service systemd-resolved.service
-systemctl disable containerd.service nftables.service
+# Run in the new root. Machines differ only in what their own layer says.
+LOGINS = """\
 rm -f /etc/ssh/ssh_host_* /etc/machine-id /etc/hostname /etc/resolv.conf
 passwd -d root >/dev/null
 mkdir -p /root/.ssh /var/log/journal && chmod 700 /root/.ssh
 printf 'PermitRootLogin prohibit-password\nPasswordAuthentication no\nUseDNS no\n' \
-    > /etc/ssh/sshd_config.d/lab.conf
+    > /etc/ssh/sshd_config.d/lab.conf"""
+JOURNAL = """\
+printf '[Journal]\nStorage=persistent\nSystemMaxUse=64M\n' > /etc/systemd/journald.conf"""
+FINISH = f"""
+systemctl mask systemd-logind.service getty.target console-getty.service \
+    e2scrub_reap.service e2scrub_all.timer apt-daily.timer apt-daily-upgrade.timer \
+    fstrim.timer systemd-networkd.service systemd-resolved.service
+systemctl disable containerd.service nftables.service
+{LOGINS}
 # nspawn mounts cgroup v1 controllers read-only; containerd has to make cgroups for its pods.
 cat > /etc/systemd/system/lab-cgroups.service <<EOF
 [Unit]
@@ -67,41 +72,97 @@ ExecStart=/bin/sh -c "for d in /sys/fs/cgroup/*/; do mount -o remount,bind,rw \\
 WantedBy=sysinit.target
 EOF
 systemctl enable -q lab-cgroups.service
-printf '[Journal]\nStorage=persistent\nSystemMaxUse=64M\n' > /etc/systemd/journald.conf
+{JOURNAL}
+"""
+
+# Run before the kernel is installed: its initramfs needs to find the disk and no more.
+VM_INITRAMFS = """
+mkdir -p /etc/initramfs-tools/conf.d /usr/share/initramfs-tools/modules.d
+echo MODULES=list > /etc/initramfs-tools/conf.d/lab
+printf 'virtio_pci\nvirtio_blk\next4\n' > /usr/share/initramfs-tools/modules.d/lab
+"""
+# A virtual machine has a kernel, a network and a power button of its own: it keeps what it needs
+# for them.
+VM_FINISH = f"""
+systemctl mask getty.target e2scrub_reap.service e2scrub_all.timer apt-daily.timer \
+    apt-daily-upgrade.timer fstrim.timer
+systemctl disable containerd.service nftables.service
+systemctl enable -q systemd-networkd.service
+{LOGINS}
+echo '/dev/vda / ext4 errors=remount-ro 0 1' > /etc/fstab
+{JOURNAL}
 """
 
 
-def _key() -> str:
-    recipe = "\n".join((SUITE, platform.machine(), *PACKAGES, FINISH))
-    return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+@dataclass(frozen=True)
+class Image:
+    """One root file system, by its recipe: what changes that makes another."""
+
+    what: str
+    suite: str
+    packages: tuple[str, ...]
+    finish: str
+    begin: str = ""
+
+    @property
+    def root(self) -> Path:
+        parts = (self.suite, platform.machine(), *self.packages, self.begin + self.finish)
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return cache_dir() / "images" / f"{self.suite}-{key}"
+
+
+NODES = Image("the nodes' base image", "bookworm", PACKAGES, FINISH)
+VMS = tuple(
+    Image(
+        "the virtual machines' base image",
+        suite,
+        (*PACKAGES, *KERNEL_PACKAGES.get(platform.machine(), ())),
+        VM_FINISH,
+        VM_INITRAMFS,
+    )
+    for suite in ("bookworm", "trixie")
+)
+
+
+def of(machine: str) -> Image:
+    """Virtual machines take turns: vm1 is Debian 12, vm2 is Debian 13, vm3 is Debian 12, …"""
+    if is_vm(machine):
+        return VMS[(int(machine.removeprefix("vm")) - 1) % len(VMS)]
+    return NODES
 
 
 def base_root() -> Path:
-    return cache_dir() / "images" / f"{SUITE}-{_key()}"
+    return NODES.root
 
 
-def build(lab: Lab) -> None:
-    if base_root().exists():
-        return
-    with locked("image", "another build of the base image", LIMIT):
-        if base_root().exists():
-            return
-        _sweep()
-        with step(f"making the nodes' base image (Debian {SUITE})") as progress:
-            unfinished = base_root().with_name(f".unfinished-{base_root().name}")
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
-            _mmdebstrap(lab, unfinished, progress)
-            unfinished.rename(base_root())
+def build(lab: Lab, *images: Image) -> None:
+    for image in images or (NODES,):
+        if image.root.exists():
+            continue
+        with locked("image", "another build of a base image", LIMIT):
+            if image.root.exists():
+                continue
+            _sweep()
+            with step(f"making {image.what} (Debian {image.suite})") as progress:
+                unfinished = image.root.with_name(f".unfinished-{image.root.name}")
+                unfinished.parent.mkdir(parents=True, exist_ok=True)
+                _mmdebstrap(lab, image, unfinished, progress)
+                unfinished.rename(image.root)
 
 
-def _mmdebstrap(lab: Lab, target: Path, progress: Step) -> None:
+def _hook(when: str, script: str) -> str:
+    return f"--{when}-hook=chroot \"$1\" sh -ec '{script.replace(chr(39), chr(34))}'"
+
+
+def _mmdebstrap(lab: Lab, image: Image, target: Path, progress: Step) -> None:
     command = [
         "mmdebstrap",
         "--mode=root",
         "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
-        f"--customize-hook=chroot \"$1\" sh -ec '{FINISH.replace(chr(39), chr(34))}'",
-        SUITE,
+        f"--include={','.join(image.packages)}",
+        *([_hook("essential", image.begin)] if image.begin else []),
+        _hook("customize", image.finish),
+        image.suite,
         str(target),
     ]
     if mirror := os.environ.get("DEBIAN_MIRROR"):
@@ -124,8 +185,8 @@ def _mmdebstrap(lab: Lab, target: Path, progress: Step) -> None:
         with log.open("w") as out:
             for line in worker.stdout:
                 out.write(line)
-                if line.startswith("I: "):
-                    progress.says(line[3:].strip())
+                if line.startswith(("I: ", "Unpacking ", "Setting up ")):
+                    progress.says(line.removeprefix("I: ").partition(" (")[0].strip())
         if worker.wait() != 0:
             raise LabError(
                 f"mmdebstrap failed: see {log}; behind a mirror of your own, "

@@ -8,13 +8,18 @@ from .layout import CONTROL, Lab, Plan
 
 
 def data(lab: Lab, plan: Plan) -> dict[str, Any]:
-    hostvars = {m: {"ansible_host": str(plan.address(m))} for m in plan.machines}
+    hostvars = {
+        m: {"ansible_host": str(plan.address(m)), "lab_number": plan.number(m)}
+        for m in plan.machines
+    }
     cluster = {"k3s": {"hosts": list(plan.nodes)}} if plan.k3s else {}
+    virtual = {"vm": {"hosts": list(plan.vms)}} if plan.vms else {}
     return {
         "_meta": {"hostvars": hostvars},
         **cluster,
+        **virtual,
         "all": {"children": ["headcni", "headscale"]},
-        "headcni": {"hosts": list(plan.nodes)},
+        "headcni": {"hosts": list(plan.members)},
         "headscale": {"hosts": [CONTROL]},
         "lab": {
             "children": ["headcni", "headscale"],

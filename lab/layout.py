@@ -17,6 +17,7 @@ from typing import Iterator
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 CONTROL = "control"
+MOST_NODES, MOST_VMS = 200, 40  # an underlay has 254 addresses
 
 
 class LabError(Exception):
@@ -106,19 +107,29 @@ class Plan:
     nodes: tuple[str, ...]
     tailscale_version: str
     k3s: bool = False
+    vms: tuple[str, ...] = ()
+    accelerator: str = ""  # what runs the virtual machines: kvm or tcg
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """What site.yml makes nodes of the mesh."""
+        return (*self.nodes, *self.vms)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        return (CONTROL, *self.nodes)
+        return (CONTROL, *self.members)
 
-    def _number(self, machine: str) -> int:
-        return 10 + self.machines.index(machine)
+    def number(self, machine: str) -> int:
+        """The same whatever else the lab has: it grows without anybody moving."""
+        if is_vm(machine):
+            return MOST_NODES + 1 + self.vms.index(machine)
+        return (CONTROL, *self.nodes).index(machine)
 
     def address(self, machine: str) -> ipaddress.IPv4Address:
-        return self.underlay[self._number(machine)]
+        return self.underlay[10 + self.number(machine)]
 
     def address6(self, machine: str) -> ipaddress.IPv6Address:
-        return self.underlay6[self._number(machine)]
+        return self.underlay6[10 + self.number(machine)]
 
     @property
     def gateway(self) -> ipaddress.IPv4Address:
@@ -152,6 +163,8 @@ class Plan:
                 "nodes": list(self.nodes),
                 "tailscale_version": self.tailscale_version,
                 "k3s": self.k3s,
+                "vms": list(self.vms),
+                "accelerator": self.accelerator,
             },
             indent=2,
         )
@@ -171,8 +184,18 @@ class Plan:
             tuple(known["nodes"]),
             known["tailscale_version"],
             known.get("k3s", False),
+            tuple(known.get("vms", ())),
+            known.get("accelerator", ""),
         )
 
 
 def node_names(count: int) -> Iterator[str]:
     return (f"node{number}" for number in range(1, count + 1))
+
+
+def vm_names(count: int) -> Iterator[str]:
+    return (f"vm{number}" for number in range(1, count + 1))
+
+
+def is_vm(machine: str) -> bool:
+    return machine.startswith("vm")

@@ -1,4 +1,6 @@
-"""Nodes: systemd-nspawn machines, each an overlay on the base image in a namespace of its own."""
+"""Machines. Nodes are systemd-nspawn's, each an overlay on the base image in its own namespace.
+Virtual machines are QEMU's: what is theirs alone is in vms.py.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from . import image, network, tools
+from . import image, network, tools, vms
 from .cgroups import Cgroup
-from .layout import CONTROL, Lab, LabError, Plan
+from .layout import CONTROL, Lab, LabError, Plan, is_vm
 from .run import run
 
 BOOT_LIMIT = 90
@@ -47,7 +49,7 @@ def write_ssh_config(lab: Lab, plan: Plan) -> None:
 
 
 def prepare(lab: Lab, plan: Plan, machine: str, files: Mapping[str, bytes]) -> None:
-    """Lay the node's own layer over the base image."""
+    """Lay the machine's own layer over its base image."""
     home = lab.node_dir(machine)
     for name in ("upper", "work", "root"):
         (home / name).mkdir(parents=True)
@@ -71,16 +73,23 @@ def prepare(lab: Lab, plan: Plan, machine: str, files: Mapping[str, bytes]) -> N
     public = host_key.with_suffix(".pub").read_text().split(" ", 2)
     with (lab.ssh_key.parent / "known_hosts").open("a") as known:
         known.write(f"{plan.address(machine)} {public[0]} {public[1]}\n")
+    if is_vm(machine):
+        vms.make_disk(lab, machine, _programs(plan, machine))
+        unmount(home)
+        vms.forget_layers(lab, machine)
 
 
 def _mount(lab: Lab, machine: str) -> None:
     home = lab.node_dir(machine)
-    layers = f"lowerdir={image.base_root()},upperdir={home / 'upper'},workdir={home / 'work'}"
+    layers = f"lowerdir={image.of(machine).root},upperdir={home / 'upper'},workdir={home / 'work'}"
     run("mount", "-t", "overlay", lab.netns(machine), "-o", layers, lab.root(machine))
 
 
 def boot(lab: Lab, plan: Plan, machine: str) -> None:
     """Start the machine. nspawn gives each start a boot id of its own, as a real reboot would."""
+    if is_vm(machine):
+        vms.boot(lab, plan, machine)
+        return
     group = Cgroup(lab.prefix, machine)
     group.create()
     command = [
@@ -114,16 +123,20 @@ def boot(lab: Lab, plan: Plan, machine: str) -> None:
         )
 
 
-def wait_until_booted(lab: Lab, machine: str) -> None:
-    deadline = time.monotonic() + BOOT_LIMIT
+def wait_until_booted(lab: Lab, plan: Plan, machine: str) -> None:
+    limit = vms.BOOT_LIMITS[plan.accelerator] if is_vm(machine) else BOOT_LIMIT
+    deadline = time.monotonic() + limit
+    # Each login costs a virtual machine without KVM a second: one that waits is cheaper than many.
+    wait = ("--wait",) if is_vm(machine) else ()
     while True:
-        done = inside(lab, machine, "systemctl", "is-system-running", check=False)
+        done = inside(
+            lab, machine, "systemctl", "is-system-running", *wait, check=False, timeout=limit
+        )
         if done is not None and done.stdout.strip() in ("running", "degraded"):
             break
         if not Cgroup(lab.prefix, machine).alive() or time.monotonic() > deadline:
             raise LabError(
-                f"{machine} did not boot within {BOOT_LIMIT} s: "
-                f"see {lab.node_dir(machine)}/console.log"
+                f"{machine} did not boot within {limit} s: see {lab.node_dir(machine)}/console.log"
             )
         time.sleep(0.2)
     if done.stdout.strip() == "degraded":
@@ -131,8 +144,14 @@ def wait_until_booted(lab: Lab, machine: str) -> None:
         raise LabError(f"{machine} booted with failed units: {failed and failed.stdout.strip()}")
 
 
+def running(lab: Lab, machine: str) -> bool:
+    if is_vm(machine):
+        return Cgroup(lab.prefix, machine).alive()
+    return leader(lab, machine) != 0
+
+
 def leader(lab: Lab, machine: str) -> int:
-    """The process that is PID 1 in the machine; 0 if there is none."""
+    """The process that is PID 1 in the node; 0 if there is none."""
     wanted = os.stat(f"/run/netns/{lab.netns(machine)}").st_ino
     for process in _supervisors(lab, machine):
         for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
@@ -164,7 +183,9 @@ def _title(process: int) -> bytes:
 def inside(
     lab: Lab, machine: str, *argv: str, check: bool = True, timeout: float = 60
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run a command in the machine, without SSH. None if the machine is not there."""
+    """Run a command in the machine; in a node without SSH. None if the machine is not there."""
+    if is_vm(machine):
+        return vms.inside(lab, machine, *argv, check=check, timeout=timeout)
     process = leader(lab, machine)
     if not process:
         if check:
@@ -178,10 +199,12 @@ def inside(
 def stop(lab: Lab, machine: str, hard: bool) -> None:
     """Shut the machine down as its power button would, or pull the plug."""
     group = Cgroup(lab.prefix, machine)
-    process = leader(lab, machine)
-    if process and not hard:
-        os.kill(process, signal.SIGRTMIN + 4)  # systemd: power off
-        deadline = time.monotonic() + 60
+    if running(lab, machine) and not hard:
+        if is_vm(machine):
+            vms.power_off(lab, machine)
+        else:
+            os.kill(leader(lab, machine), signal.SIGRTMIN + 4)  # systemd: power off
+        deadline = time.monotonic() + (vms.STOP_LIMIT if is_vm(machine) else 60)
         while group.alive() and time.monotonic() < deadline:
             time.sleep(0.1)
     group.kill()
@@ -189,7 +212,7 @@ def stop(lab: Lab, machine: str, hard: bool) -> None:
 
 def start(lab: Lab, plan: Plan, machine: str) -> None:
     """After a stop: the disk is kept, the network namespace is a new one, as after a reboot."""
-    if leader(lab, machine):
+    if running(lab, machine):
         raise LabError(f"{machine} is running already")
     network.unplug(lab, machine)
     network.plug(lab, plan, machine)

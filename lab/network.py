@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Iterable
 
 from .cgroups import Cgroup
-from .layout import Lab, LabError, Plan
+from .layout import Lab, LabError, Plan, is_vm
 from .run import run
 
 BRIDGE = "br0"
 UPLINK = "uplink"
+TAP = "tap0"  # where QEMU plugs a virtual machine in
 FORWARDING = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding")
 SLIRP_DNS = "10.0.2.3"  # slirp4netns answers there, in the namespace it serves
 SLIRP_NETWORK = ipaddress.ip_network("10.0.2.0/24")
@@ -178,19 +179,36 @@ def start_uplink(lab: Lab) -> None:
         time.sleep(0.05)
 
 
-def _mac(lab: Lab, machine: str) -> str:
+def mac(lab: Lab, machine: str) -> str:
     """The same for each boot, as a real card's: neighbours remember it."""
     digest = hashlib.sha256(lab.netns(machine).encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
 
 
 def plug(lab: Lab, plan: Plan, machine: str) -> None:
-    """Make the node's namespace and wire it to the switch; a port is named after its node."""
-    netns, mac = lab.netns(machine), _mac(lab, machine)
+    """Make the machine's namespace and wire it to the switch; a port is named after its machine.
+
+    A node lives in its namespace. A virtual machine has a card of its own, and in the namespace is
+    no more than the way from that to the cable.
+    """
+    netns = lab.netns(machine)
+    address = "" if is_vm(machine) else f"address {mac(lab, machine)}"
     _ip(f"netns add {netns}")
     _forward(netns, on=False)
-    _ip(f"link add eth0 address {mac} type veth peer name {machine} netns {lab.switch}", netns)
+    _ip(f"link add eth0 {address} type veth peer name {machine} netns {lab.switch}", netns)
     _ip(f"link set {machine} master {BRIDGE} up", lab.switch)
+    if is_vm(machine):
+        _ip_batch(
+            f"""
+            link add {BRIDGE} type bridge
+            tuntap add {TAP} mode tap
+            link set {TAP} master {BRIDGE} up
+            link set eth0 master {BRIDGE} up
+            link set {BRIDGE} addrgenmode none up
+            """,
+            netns,
+        )
+        return
     _ip_batch(
         f"""
         link set lo up
@@ -219,6 +237,8 @@ def heal(lab: Lab, plan: Plan, machine: str) -> None:
     _in_switch(lab, "nft", f"add {element}; delete {element}")
     for netns, link in _cable(lab, machine):
         run("tc", "-n", netns, "qdisc", "del", "dev", link, "root", check=False)
+    if is_vm(machine):
+        return
     for gateway in (plan.gateway, plan.gateway6):  # a link that went down took them along
         _ip(f"route replace default via {gateway}", lab.netns(machine))
 

@@ -8,14 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from . import image, mirror, network, tools
-from .layout import Lab, LabError, Plan, cache_dir
+from . import image, mirror, network, tools, vms
+from .layout import MOST_NODES, MOST_VMS, Lab, LabError, Plan, cache_dir, vm_names
 
 DISTRIBUTIONS = {"debian": (12, 13)}
 COLD_GIB, WARM_GIB = 10, 2
 
 
-def problems(lab: Lab, nodes: int, underlay: str, k3s: bool = False) -> list[str]:
+def problems(lab: Lab, nodes: int, underlay: str, k3s: bool = False, virtual: int = 0) -> list[str]:
     checks = (
         _root(),
         _python(),
@@ -23,8 +23,9 @@ def problems(lab: Lab, nodes: int, underlay: str, k3s: bool = False) -> list[str
         _machine(),
         _tun(),
         _overlay(),
-        _disk(lab, k3s),
+        _disk(lab, k3s, virtual),
         _nodes(nodes, k3s),
+        _vms(lab, virtual, k3s),
         _underlay(lab, underlay),
         _compiler(k3s),
         _inotify(lab, nodes, k3s),
@@ -118,10 +119,10 @@ def _inotify_instances() -> int:
     return count
 
 
-def _disk(lab: Lab, k3s: bool) -> str | None:
+def _disk(lab: Lab, k3s: bool, virtual: int) -> str | None:
     wanted = (*tools.ALL, tools.K3S) if k3s else tools.ALL
     cold = bool(tools.missing(wanted)) or not image.base_root().exists()
-    needed = COLD_GIB if cold else WARM_GIB
+    needed = (COLD_GIB if cold else WARM_GIB) + 2 * virtual
     for folder in {_existing(cache_dir()), _existing(lab.dir)}:
         free = shutil.disk_usage(folder).free / 2**30
         if free < needed:
@@ -137,14 +138,35 @@ def _existing(path: Path) -> Path:
 
 
 def _nodes(nodes: int, k3s: bool) -> str | None:
-    if not 1 <= nodes <= 200:
-        return f"NODES={nodes}: choose a number from 1 to 200"
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(n.split()[1]) for n in lines if n.startswith("MemAvailable")) / 2**20
-    needed = 0.6 + (0.15 + 0.5 * k3s) * nodes + 0.4 * k3s
+    if not 1 <= nodes <= MOST_NODES:
+        return f"NODES={nodes}: choose a number from 1 to {MOST_NODES}"
+    available, needed = _memory(), 0.6 + (0.15 + 0.5 * k3s) * nodes + 0.4 * k3s
     if available >= needed:
         return None
     return f"{available:.1f} GiB of memory are free, {nodes} nodes need {needed:.1f}: lower NODES"
+
+
+def _memory() -> float:
+    """GiB to be had."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(n.split()[1]) for n in lines if n.startswith("MemAvailable")) / 2**20
+
+
+def _vms(lab: Lab, count: int, k3s: bool) -> str | None:
+    if not count:
+        return None
+    if not 0 < count <= MOST_VMS:
+        return f"VMS={count}: choose a number from 0 to {MOST_VMS}"
+    if platform.machine() not in image.KERNEL_PACKAGES:
+        known = ", ".join(image.KERNEL_PACKAGES)
+        return f"VMS={count}: virtual machines are made for {known}, this is {platform.machine()}"
+    if k3s:
+        return f"VMS={count} and K3S=1 do not go together: the cluster is on nodes only"
+    started = sum(lab.node_dir(name).exists() for name in vm_names(count))
+    available, needed = _memory(), 0.6 + vms.NEEDED_GIB * (count - started)
+    if available >= needed:
+        return None
+    return f"{available:.1f} GiB of memory are free, {count} VMs need {needed:.1f}: lower VMS"
 
 
 def _underlay(lab: Lab, wanted: str) -> str | None:

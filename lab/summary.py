@@ -30,7 +30,7 @@ def table(lab: Lab, plan: Plan) -> str:
             (
                 machine,
                 str(plan.address(machine)),
-                "running" if machines.leader(lab, machine) else "stopped",
+                "running" if machines.running(lab, machine) else "stopped",
                 (known.get("ipAddresses") or ["–"])[0],
                 "–",
                 ", ".join(known.get("availableRoutes") or []) or "–",
