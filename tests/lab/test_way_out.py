@@ -98,6 +98,37 @@ def test_down_ends_what_a_killed_up_had_started_in_a_session_of_its_own(other, t
     assert_nothing_left(before, other.listing())
 
 
+@pytest.mark.parametrize("said", ["--destroy=always", "--destroy=never"])
+def test_an_attended_lab_goes_with_the_program_that_uses_it_unless_told(other, tmp_path, said):
+    """As `molecule test` does it: killed, it can take nothing down itself."""
+    program, noted, up = (tmp_path / name for name in ("molecule", "state.yml", "up"))
+    program.write_text(
+        f"#!/bin/sh\ntouch {noted}\n"
+        f"python3 -m lab attend molecule --unless never --forget {noted} || exit\n"
+        f"python3 -m lab up --nodes 1 && touch {up}; sleep 600\n"
+    )
+    program.chmod(0o755)
+    before = other.listing()
+    worker = subprocess.Popen(
+        [str(program), "test", said], cwd=CHECKOUT, env=other.env, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not up.exists():
+        assert time.monotonic() < deadline and worker.poll() is None
+        time.sleep(0.1)
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait(timeout=10)
+    deadline = time.monotonic() + (3 if "never" in said else 60)
+    while noted.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if "never" in said:
+        assert noted.exists() and other.on("node1", "hostname") == "node1\n"
+        return
+    assert not noted.exists()
+    time.sleep(1)  # the attendant itself
+    assert_nothing_left(before, other.listing())
+
+
 def test_make_down_clears_up_after_a_make_up_that_was_killed_at_any_moment(other):
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
