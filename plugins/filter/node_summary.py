@@ -13,12 +13,18 @@ author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
+options:
+  finished:
+    description: The names of those of them that nothing failed on.
+    type: list
+    elements: str
+    required: true
 """
 
 EXAMPLES = r"""
 - name: Show it
   ansible.builtin.debug:
-    msg: "{{ ansible_play_hosts_all | headcni.mesh.node_summary(hostvars) }}"
+    msg: "{{ ansible_play_hosts_all | headcni.mesh.node_summary(hostvars, ansible_play_hosts) }}"
 """
 
 RETURN = r"""
@@ -36,11 +42,14 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 HEAD = ["node", "mode", "pod CIDR", "from", "runtime", "state"]
 
 
-def summary(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
-    return table([HEAD, *(_row(host, hostvars.get(host, {})) for host in hosts)])
+def summary(
+    hosts: Sequence[str], hostvars: Mapping[str, Any], finished: Sequence[str]
+) -> list[str]:
+    rows = (_row(host, hostvars.get(host, {}), host in finished) for host in hosts)
+    return table([HEAD, *rows])
 
 
-def _row(host: str, known: Mapping[str, Any]) -> list[str]:
+def _row(host: str, known: Mapping[str, Any], finished: bool) -> list[str]:
     configured = known.get("_headcni_node_configured") or {}
     current = (known.get("_headcni_node_release") or {}).get("current") or {}
     source = configured.get("pod_cidr_source", "")
@@ -50,13 +59,11 @@ def _row(host: str, known: Mapping[str, Any]) -> list[str]:
         ", ".join(known.get("headcni_node_pod_cidrs") or ()),
         f"{source} (a guess)" if configured.get("pod_cidr_guessed") else source,
         str(current.get("version", "")),
-        _state(known),
+        _state(known) if finished else "NOT FINISHED: see above",
     ]
 
 
 def _state(known: Mapping[str, Any]) -> str:
-    if not known.get("headcni_done"):
-        return "NOT FINISHED: see above"
     service = known.get("_headcni_node_service") or {}
     if not service:
         return "as asked for by tags"
