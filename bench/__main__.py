@@ -39,7 +39,7 @@ def main() -> int:
         with fleet.standing() as nodes:
             for part in together:
                 told(part, partial(ON_THE_FLEET[part], nodes, findings))
-    print(table(findings.rows, about))
+    print(report(findings, about))
     keep(args.output, findings, about)
     missed = [row for row in findings.rows if not row.met]
     if missed:
@@ -53,6 +53,14 @@ def told(part: str, work: Callable[[], None]) -> None:
     print(f"  … {part}", file=sys.stderr, flush=True)
     work()
     print(f"  ✓ {part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def report(findings: Findings, about: dict[str, str]) -> str:
+    lines = [table(findings.rows, about)]
+    if findings.breakdown:
+        lines += ["", "| of one ADD | ms |", "| --- | --- |"]
+        lines += [f"| {what} | {took:.2f} |" for what, took in findings.breakdown.items()]
+    return "\n".join(lines)
 
 
 def table(rows: list[Row], about: dict[str, str]) -> str:
@@ -83,7 +91,7 @@ def keep(folder: Path, findings: Findings, about: dict[str, str]) -> None:
         "raw": findings.raw,
     }
     (folder / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (folder / "bench.md").write_text(table(findings.rows, about) + "\n")
+    (folder / "bench.md").write_text(report(findings, about) + "\n")
     for name, plot in findings.plots.items():
         (folder / f"{name}.svg").write_text(plots.svg(plot))
     print(f"\nkept in {folder}: bench.json, bench.md, {len(findings.plots)} plots")

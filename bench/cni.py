@@ -224,18 +224,23 @@ class _workers:
 
 
 def _overhead(stage: Stage, findings: Findings) -> None:
-    """A whole ADD less what the daemon spends on it, beside an interpreter that does nothing."""
+    """A whole ADD less what the daemon spends on it, beside an interpreter that does nothing; and
+    where the time of one ADD goes, from exec to exit."""
     calls = Calls(stage, ours(stage))
-    spent = "headcni_daemon_response_duration_seconds_sum"
     nothing = ["/usr/bin/python3", "-I", "-S", "-c", "pass"]
+
+    def spent() -> dict[str, float]:
+        phases = stage.measured("headcni_phase_duration_seconds_sum")
+        inside = stage.measured("headcni_daemon_response_duration_seconds_sum")
+        return {**phases, "daemon": sum(inside.values())}
 
     def whole() -> Mapping[str, float]:
         pod = stage.pod()
-        before = stage.measured(spent)
+        before = spent()
         took = timed(lambda: calls.add(pod))
-        inside = stage.measured(spent) - before
+        steps = {step: value - before.get(step, 0.0) for step, value in spent().items()}
         calls.delete(pod)
-        return {"whole": took, "daemon": inside, "shim": took - inside}
+        return {"whole": took, "shim": took - steps["daemon"], **steps}
 
     found = in_turns(
         ROUNDS,
@@ -247,20 +252,26 @@ def _overhead(stage: Stage, findings: Findings) -> None:
         },
     )
     findings.raw["overhead"] = found
-    mine, theirs = median(found["headcni"]["shim"]), median(found["python"]["whole"])
-    inside = 1000 * median(found["headcni"]["daemon"])
+    middle = {step: 1000 * median(took) for step, took in found["headcni"].items()}
+    python = 1000 * median(found["python"]["whole"])
+    note = f"{middle['daemon']:.1f} ms in the daemon"
+    what, peer = "shim: ADD less the daemon's time", "python3 -I -S -c pass"
     findings.rows.append(
-        Row(
-            "cni",
-            "shim: ADD less the daemon's time",
-            "python3 -I -S -c pass",
-            1000 * mine,
-            1000 * theirs,
-            unit="ms",
-            bar=1.3,
-            note=f"{inside:.1f} ms in the daemon",
-        )
+        Row("cni", what, peer, middle["shim"], python, unit="ms", bar=1.3, note=note)
     )
+    phases = {step: took for step, took in middle.items() if step.startswith("{")}
+    findings.breakdown = {
+        "starting and ending an interpreter that does nothing": python,
+        "the shim: its modules, the request, the answer": middle["shim"] - python,
+        **{f"the daemon: {_label(step)}": took for step, took in phases.items()},
+        "the daemon: all the rest": middle["daemon"] - sum(phases.values()),
+        "one ADD": middle["whole"],
+    }
+
+
+def _label(written: str) -> str:
+    """phase="link" of a metric's labels: link."""
+    return written.split('"')[1]
 
 
 def _status(stage: Stage, findings: Findings) -> None:

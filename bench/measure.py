@@ -73,6 +73,7 @@ class Findings:
     rows: list[Row] = field(default_factory=list)
     plots: dict[str, Series] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+    breakdown: dict[str, float] = field(default_factory=dict)  # of one ADD, in milliseconds
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -91,15 +91,16 @@ class Stage:
             self.daemon.wait(PATIENCE)
             self.daemon = None
 
-    def measured(self, name: str) -> float:
-        """The sum of a metric of the daemon's over its labels."""
+    def measured(self, name: str) -> dict[str, float]:
+        """A metric of the daemon's, by its labels as they are written."""
         with urllib.request.urlopen("http://127.0.0.1:9001/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith((f"{name} ", f"{name}{{"))
-        )
+        found = {}
+        for line in lines:
+            if line.startswith((f"{name} ", f"{name}{{")):
+                labels, _, value = line.removeprefix(name).rpartition(" ")
+                found[labels] = float(value)
+        return found
 
     def rss(self) -> float:
         """MiB of the daemon."""
