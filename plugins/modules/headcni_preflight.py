@@ -445,8 +445,10 @@ def containerd(path: str, given: dict) -> list[str]:
     /opt/cni/bin and /etc/cni/net.d; k3s says so only while it runs its own flannel."""
     text = node_config.read(path) or ""
     said = []
-    for key, ours in (("conf_dir", [given["cni_conf_dir"]]), ("bin_dir", given["cni_bin_dirs"])):
-        for theirs in re.findall(rf"""(?m)^\s*{key}\s*=\s*["']([^"']+)["']""", text):
+    # containerd 2 has bin_dirs, a list.
+    for keys, ours in (("conf_dir", [given["cni_conf_dir"]]), ("bin_dirs?", given["cni_bin_dirs"])):
+        pattern = rf"""(?m)^\s*({keys})\s*=\s*\[?\s*["']([^"']+)["']"""
+        for key, theirs in re.findall(pattern, text):
             if theirs.rstrip("/") not in ours:
                 said.append(
                     f"{path} has {key} {theirs}, and we write to {', '.join(ours)}: "

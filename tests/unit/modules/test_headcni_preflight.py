@@ -159,6 +159,8 @@ def test_where_containerd_looks_is_compared(tmp_path):
     )
     said = preflight.containerd(str(path), GIVEN)
     assert len(said) == 2 and all("--flannel-backend=none" in one for one in said)
+    path.write_text('bin_dirs = ["/var/lib/rancher/k3s/data/cni"]\n')
+    assert "has bin_dirs /var/lib/rancher/k3s/data/cni" in preflight.containerd(str(path), GIVEN)[0]
     path.write_text('conf_dir = "/etc/cni/net.d/"\n')
     assert preflight.containerd(str(path), GIVEN) == []
 
