@@ -1,0 +1,59 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Kubernetes, by its own kubectl: k3s brings one to every node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from typing import Any, Optional
+
+K3S_KUBECTL = ("k3s", "kubectl")
+K3S_KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
+K3S_ADMIN = "/etc/rancher/k3s/k3s.yaml"
+PLACES = ("/usr/local/bin", "/opt/bin")  # where k3s' installer puts it; not on every root's PATH
+ANSWER_SECONDS = 30
+
+
+class KubectlError(Exception):
+    """kubectl could not do it; the message is what it said."""
+
+
+class Kubectl:
+    """One command line, one kubeconfig."""
+
+    def __init__(self, command: Sequence[str], kubeconfig: str) -> None:
+        self._command = [*command, f"--kubeconfig={kubeconfig}"]
+
+    def run(self, *words: str, given: str = "") -> str:
+        limit = f"--request-timeout={ANSWER_SECONDS}s"
+        try:
+            done = subprocess.run(
+                [*self._command, limit, *words],
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=2 * ANSWER_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise KubectlError(f"no answer within {2 * ANSWER_SECONDS} s") from None
+        if done.returncode != 0:
+            # The last line tells; those before it are retries.
+            raise KubectlError((done.stderr.strip().splitlines() or ["it said nothing"])[-1][:500])
+        return done.stdout
+
+    def get(self, *words: str) -> Optional[dict[str, Any]]:
+        """An object; None where there is none."""
+        found = self.run("get", *words, "--ignore-not-found", "-o", "json")
+        return dict(json.loads(found)) if found.strip() else None
+
+    def cluster(self) -> dict[str, Any]:
+        """Where the API server is and which CA it has, as data, not as files. No secrets."""
+        said = json.loads(self.run("config", "view", "--raw", "--flatten", "-o", "json"))
+        by_name = {one["name"]: one for one in said.get("contexts") or []}
+        context = by_name.get(said.get("current-context", ""), {}).get("context", {})
+        for one in said.get("clusters") or []:
+            if one["name"] == context.get("cluster"):
+                return dict(one["cluster"])
+        raise KubectlError("the kubeconfig's current context names no cluster")
