@@ -61,7 +61,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
                 enter_up_group(lab)  # what was removed had it in it
                 fill_cache(lab, args)
                 if args.k3s:
-                    tools.build(lab, [tools.K3S])
+                    tools.build(lab, tools.CLUSTER)
                 build(lab, args)
             else:
                 grow(lab, args)
@@ -162,7 +162,7 @@ def make_machine(lab: Lab, plan: Plan, machine: str) -> None:
     elif is_vm(machine):
         files = vms.files(plan, machine)
     else:
-        files = k3s.files(lab, plan, machine, tools.K3S.home, image.base_root())
+        files = k3s.files(lab, plan, machine, tools.K3S.home, tools.COREDNS.bin, image.base_root())
     machines.prepare(lab, plan, machine, files)
     machines.boot(lab, plan, machine)
 

@@ -1,4 +1,4 @@
-"""Container images made here, of programs that the nodes have anyway: nothing is fetched."""
+"""Container images made here, of programs that are here anyway: nothing is fetched."""
 
 from __future__ import annotations
 
@@ -9,20 +9,33 @@ import tarfile
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 BUSYBOX = "lab.invalid/busybox:1"
-APPLETS = ("sh", "sleep", "nc", "httpd", "wget", "ip", "cat", "ls", "echo", "hostname", "mkdir")
+COREDNS = "lab.invalid/coredns:1"
+APPLETS = (
+    *("sh", "sleep", "nc", "httpd", "wget", "ip", "cat", "ls", "echo", "hostname", "mkdir"),
+    *("date", "env", "grep", "nslookup", "ping", "rm", "seq", "touch", "true"),
+)
 
 
 def image(name: str, busybox: bytes, machine: str) -> bytes:
-    """A docker archive, as `ctr images import` takes it. It sleeps unless told otherwise, which is
-    all that the first container of a pod has to do."""
+    """Of busybox. It sleeps unless told otherwise, which is all that the first container of a pod
+    has to do."""
     layer = _tar(
         {"bin/busybox": (busybox, 0o755)}, {f"bin/{applet}": "busybox" for applet in APPLETS}
     )
+    return _archive(name, layer, ["/bin/sleep", "2147483647"], machine)
+
+
+def coredns(program: bytes, machine: str) -> bytes:
+    return _archive(COREDNS, _tar({"coredns": (program, 0o755)}, {}), ["/coredns"], machine)
+
+
+def _archive(name: str, layer: bytes, entrypoint: list[str], machine: str) -> bytes:
+    """A docker archive, as `ctr images import` takes it."""
     config = json.dumps(
         {
             "architecture": ARCHITECTURES[machine],
             "os": "linux",
-            "config": {"Entrypoint": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"]},
+            "config": {"Entrypoint": entrypoint, "Env": ["PATH=/bin"]},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
         }
     ).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import k3s
 from .layout import CONTROL, Lab, Plan
 
 
@@ -12,14 +13,12 @@ def data(lab: Lab, plan: Plan) -> dict[str, Any]:
         m: {"ansible_host": str(plan.address(m)), "lab_number": plan.number(m)}
         for m in plan.machines
     }
-    cluster = {"k3s": {"hosts": list(plan.nodes)}} if plan.k3s else {}
     virtual = {"vm": {"hosts": list(plan.vms)}} if plan.vms else {}
     return {
         "_meta": {"hostvars": hostvars},
-        **cluster,
+        **_nodes(plan),
         **virtual,
         "all": {"children": ["headcni", "headscale"]},
-        "headcni": {"hosts": list(plan.members)},
         "headscale": {"hosts": [CONTROL]},
         "lab": {
             "children": ["headcni", "headscale"],
@@ -31,4 +30,16 @@ def data(lab: Lab, plan: Plan) -> dict[str, Any]:
                 "lab_underlay": str(plan.underlay),
             },
         },
+    }
+
+
+def _nodes(plan: Plan) -> dict[str, Any]:
+    """The groups of inventories/k3s, where there is a cluster."""
+    if not plan.k3s:
+        return {"headcni": {"hosts": list(plan.members)}}
+    return {
+        "headcni": {"children": ["k3s"], "hosts": list(plan.vms)},
+        "k3s": {"children": ["k3s_server", "k3s_agent"]},
+        "k3s_server": {"hosts": [k3s.server(plan)]},
+        "k3s_agent": {"hosts": [node for node in plan.nodes if node != k3s.server(plan)]},
     }

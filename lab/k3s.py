@@ -10,6 +10,7 @@ is in a drop-in and in files named lab, and nowhere else.
 from __future__ import annotations
 
 import platform
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -20,8 +21,15 @@ from .layout import CONTROL, Lab, Plan
 # One program goes by many names, as in k3s' own releases.
 NAMES = ("containerd", "ctr", "crictl", "kubectl")
 # What a release has inside; built without its bundle it needs them from outside.
-MANIFESTS = ("rolebindings.yaml", "ccm.yaml")
+MANIFESTS = ("rolebindings.yaml", "ccm.yaml", "coredns.yaml")
 HOME = "/opt/lab/k3s"  # where a node sees what was built
+# What k3s puts in the place of its own names before it stages coredns.yaml.
+DNS = {
+    "%{CLUSTER_DOMAIN}%": "cluster.local",
+    "%{CLUSTER_DNS}%": "10.43.0.10",
+    "%{CLUSTER_DNS_LIST}%": "[10.43.0.10]",
+    "%{CLUSTER_DNS_IPFAMILYPOLICY}%": "SingleStack",
+}
 
 UNIT = """\
 [Unit]
@@ -111,14 +119,15 @@ def make_token(lab: Lab) -> None:
     lab.k3s_token.write_text(secrets.token_hex(16))
 
 
-def files(lab: Lab, plan: Plan, machine: str, home: Path, base: Path) -> dict[str, bytes]:
+def files(
+    lab: Lab, plan: Plan, machine: str, home: Path, coredns: Path, base: Path
+) -> dict[str, bytes]:
     """What the node's own layer has of k3s; `home` is what was built, `base` the base image."""
     if machine == CONTROL or not plan.k3s:
         return {}
     role = "server" if machine == server(plan) else "agent"
     units = f"etc/systemd/system/{unit(plan, machine)}.service"
     state = "var/lib/rancher/k3s"
-    busybox = images.image(images.BUSYBOX, (base / "bin/busybox").read_bytes(), platform.machine())
     found = {
         "etc/rancher/k3s/config.yaml": _config(lab, plan, machine),
         units: UNIT.format(home=HOME, role=role),
@@ -130,12 +139,23 @@ def files(lab: Lab, plan: Plan, machine: str, home: Path, base: Path) -> dict[st
         f"{state}/agent/etc/kubelet.conf.d/10-lab.conf": KUBELET,
     }
     made = {path: text.encode() for path, text in found.items()}
-    made[f"{state}/agent/images/busybox.tar"] = busybox
+    arch = platform.machine()
+    for name, content in (
+        ("busybox", images.image(images.BUSYBOX, (base / "bin/busybox").read_bytes(), arch)),
+        ("coredns", images.coredns((coredns / "coredns").read_bytes(), arch)),
+    ):
+        made[f"{state}/agent/images/{name}.tar"] = content
     if role == "server":
         for name in MANIFESTS:
-            content = (home / "manifests" / name).read_bytes()
-            made[f"{state}/server/manifests/{name}"] = content
+            text = (home / "manifests" / name).read_text()
+            made[f"{state}/server/manifests/{name}"] = _filled_in(text).encode()
     return made
+
+
+def _filled_in(manifest: str) -> str:
+    for name, value in DNS.items():
+        manifest = manifest.replace(name, value)
+    return re.sub(r'image: ".*coredns.*"', f"image: {images.COREDNS}", manifest)
 
 
 def _config(lab: Lab, plan: Plan, machine: str) -> str:
@@ -151,7 +171,7 @@ def _config(lab: Lab, plan: Plan, machine: str) -> str:
             "flannel-backend: none",
             "disable-network-policy: true",
             "disable-helm-controller: true",
-            "disable: [coredns, servicelb, traefik, local-storage, metrics-server]",
+            "disable: [servicelb, traefik, local-storage, metrics-server]",
         ]
     else:
         lines.append(f"server: https://{plan.address(server(plan))}:6443")

@@ -30,7 +30,11 @@ def _programs(plan: Plan, machine: str) -> dict[Path, str]:
             tools.TAILSCALE.home / "mirror": "/opt/lab/mirror",
         }
     found = {tools.CNI.bin: "/opt/lab/cni", tools.CRI.bin: "/opt/lab/cri"}
-    return {**found, tools.K3S.home: "/opt/lab/k3s"} if plan.k3s else found
+    if plan.k3s:
+        found[tools.K3S.home] = "/opt/lab/k3s"
+        for name in ("k3s", "kubectl"):  # where its installer puts them
+            found[tools.K3S.bin / name] = f"/usr/local/bin/{name}"
+    return found
 
 
 def make_keys(lab: Lab) -> None:

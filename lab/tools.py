@@ -40,6 +40,7 @@ class Tool:
     name: str
     tags: str = ""
     cgo: bool = False  # linked statically all the same: nodes may have another libc
+    beside: tuple[str, ...] = ()  # files that are kept beside the programs
 
     @property
     def source(self) -> Path:
@@ -50,8 +51,14 @@ class Tool:
         digest = hashlib.sha256(f"{RECIPE} {platform.machine()}\n".encode())
         if self.tags or self.cgo:
             digest.update(f"{self.tags} {self.cgo}\n".encode())
-        for name in ("go.mod", "go.sum"):
-            digest.update((self.source / name).read_bytes())
+        for name in self.beside:
+            digest.update(f"{name}\n".encode())
+        for path in (
+            self.source / "go.mod",
+            self.source / "go.sum",
+            *sorted(self.source.glob("*.go")),
+        ):
+            digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
     @property
@@ -119,9 +126,12 @@ K3S = Tool(
     "ctrd no_stage no_cri_dockerd netgo osusergo providerless urfave_cli_no_docs "
     "sqlite_omit_load_extension",
     cgo=True,
+    beside=k3s.MANIFESTS,
 )
+COREDNS = Tool("coredns")  # what k3s would fetch; of the same version as in its manifest
 HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
-ON_DEMAND = (K3S, HEADSCALE_OLD)
+CLUSTER = (K3S, COREDNS)
+ON_DEMAND = (*CLUSTER, HEADSCALE_OLD)
 
 
 def tailscale_version() -> str:

@@ -12,7 +12,7 @@ from io import BytesIO
 import pytest
 
 from lab import inventory, k3s, preflight, tools
-from lab.images import BUSYBOX, image
+from lab.images import BUSYBOX, COREDNS, image
 from lab.layout import Lab, Plan
 
 PLAN = Plan(
@@ -34,9 +34,14 @@ def files(tmp_path):
     (home / "manifests").mkdir(parents=True)
     for name in k3s.MANIFESTS:
         (home / "manifests" / name).write_text(name)
+    (home / "manifests" / "coredns.yaml").write_text(
+        'image: "%{SYSTEM_DEFAULT_REGISTRY}%rancher/mirrored-coredns-coredns:1"\n'
+        "clusterIP: %{CLUSTER_DNS}%\n"
+    )
+    (home / "coredns").write_bytes(b"coredns")
     (base / "bin").mkdir(parents=True)
     (base / "bin" / "busybox").write_bytes(b"busybox")
-    return lambda machine, plan=PLAN: k3s.files(lab, plan, machine, home, base)
+    return lambda machine, plan=PLAN: k3s.files(lab, plan, machine, home, home, base)
 
 
 def config(found: dict[str, bytes]) -> dict[str, str]:
@@ -50,6 +55,8 @@ def test_the_first_node_is_the_server_and_has_no_network_of_its_own(files):
     assert found["node-ip"] == "10.9.8.11" and "server" not in found
     manifests = [path for path in files("node1") if "/server/manifests/" in path]
     assert len(manifests) == len(k3s.MANIFESTS)
+    dns = files("node1")["var/lib/rancher/k3s/server/manifests/coredns.yaml"].decode()
+    assert dns.splitlines() == [f"image: {COREDNS}", "clusterIP: 10.43.0.10"]
 
 
 def test_the_others_join_it_with_its_token(files):
@@ -74,7 +81,9 @@ def test_without_a_cluster_there_is_nothing(files, tmp_path):
     assert files("control") == {}
     lab = Lab("abcde", tmp_path)
     assert "k3s" not in inventory.data(lab, replace(PLAN, k3s=False))
-    assert inventory.data(lab, PLAN)["k3s"] == {"hosts": ["node1", "node2"]}
+    known = inventory.data(lab, PLAN)
+    assert known["k3s_server"] == {"hosts": ["node1"]}
+    assert known["k3s_agent"] == {"hosts": ["node2"]}
 
 
 def test_the_token_is_roots_alone(tmp_path):
