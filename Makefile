@@ -93,7 +93,7 @@ test-molecule: cache .venv/ready ## the Molecule scenarios, one after the other 
 
 .PHONY: test-k8s
 test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 minutes (not in `test`)
-	@$(LAB) tools k3s
+	@$(LAB) tools k3s coredns
 	$(PYTEST) tests/k8s
 
 .PHONY: test-vm
