@@ -160,7 +160,7 @@ def secret_name(given: dict, name: str) -> str:
 
 def new_secret(given: dict, name: str) -> dict:
     """Kubernetes fills it in, and the token holds for as long as the secret is there."""
-    label, _, value = LABEL.partition("=")
+    label, value = LABEL.split("=")
     return {
         "apiVersion": "v1",
         "kind": "Secret",
