@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any, Optional
 
 from . import machines
-from .layout import Lab, Plan
+from .layout import CONTROL, Lab, Plan
 
 NEXT = (
     "Go on with:\n"
@@ -25,14 +25,15 @@ def table(lab: Lab, plan: Plan) -> str:
     rows = [HEADER]
     for machine in plan.machines:
         known = registered.get(machine, {})
+        running = machines.running(lab, machine)
         approved = known.get("subnetRoutes") or known.get("approvedRoutes") or []
         rows.append(
             (
                 machine,
                 str(plan.address(machine)),
-                "running" if machines.running(lab, machine) else "stopped",
+                "running" if running else "stopped",
                 (known.get("ipAddresses") or ["–"])[0],
-                "–",
+                _mode(lab, machine) if running and machine != CONTROL else "–",
                 ", ".join(known.get("availableRoutes") or []) or "–",
                 "yes" if approved else "–",
                 f"{memory[machine] / 2**20:.0f} MiB" if memory[machine] else "–",
@@ -42,6 +43,15 @@ def table(lab: Lab, plan: Plan) -> str:
     return "\n".join(
         "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows
     )
+
+
+def _mode(lab: Lab, machine: str) -> str:
+    """What the node's own daemon says."""
+    said = machines.inside(lab, machine, "headcnictl", "status", "--json", check=False)
+    try:
+        return str(json.loads(said.stdout)["mode"]) if said else "–"
+    except (ValueError, KeyError):  # no daemon, or none that answers
+        return "–"
 
 
 def _headscale_nodes(lab: Lab, plan: Plan) -> dict[str, dict[str, Any]]:

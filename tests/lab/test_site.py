@@ -56,6 +56,11 @@ def test_the_first_run_ends_in_a_line_for_each_node(first):
         assert re.search(shown, first.output)
 
 
+def test_the_labs_own_table_shows_the_mode_that_the_daemon_runs_in(site, first):
+    row = next(line for line in site.lab("status").stdout.splitlines() if "node1 " in line)
+    assert " host " in row and " yes " in row
+
+
 def test_every_node_joins_the_tailnet_and_reaches_its_neighbour_directly(site, first):
     status = json.loads(site.lab.on("node1", "tailscale status --json"))
     assert status["BackendState"] == "Running"
