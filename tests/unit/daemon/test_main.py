@@ -7,7 +7,9 @@ import time
 import pytest
 
 from headcni.daemon.config import parse
-from headcni.daemon.main import Daemon, cluster_cidrs, control_path, prefs_file
+from headcni.daemon.main import Conditions, Daemon, cluster_cidrs, control_path, prefs_file
+from headcni.daemon.monitor import ask
+from headcni.daemon.routes import Condition, Report
 from headcni.model import Owner, PodRef
 from headcni.store import Attachment
 
@@ -73,3 +75,16 @@ def test_each_modes_tailscaled_has_notes_of_its_own(tmp_path):
     host, ours = configured(tmp_path), configured(tmp_path, "tailscale: {mode: daemon}")
     assert prefs_file(host) != prefs_file(ours)
     assert control_path(host) == f"{tmp_path}/daemon.sock"
+
+
+def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
+    conditions = Conditions(None, lambda: None)
+
+    def passes() -> str:
+        found = Condition("tailscale", False, "nobody there"), Condition("routes", True, "")
+        conditions.report = Report(conditions=found)
+        return ""
+
+    conditions.fixed = {"store": passes}
+    assert not all(one.holds for one in ask(conditions)), "the pass was not over when asked"
+    assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
@@ -109,6 +109,10 @@ class Conditions(Mapping[str, Reason]):
         for alarm in self.report.alarms:
             found[f"alarm-{alarm.kind}-{alarm.prefix}"] = lambda alarm=alarm: alarm.message  # type: ignore[misc]
         return found
+
+    def items(self) -> ItemsView[str, Reason]:
+        """All of one moment: a pass that ends meanwhile must not answer to an older one's names."""
+        return self._all().items()
 
     def __getitem__(self, name: str) -> Reason:
         return self._all()[name]
