@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -88,3 +89,14 @@ def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
     conditions.fixed = {"store": passes}
     assert not all(one.holds for one in ask(conditions)), "the pass was not over when asked"
     assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]
+
+
+@pytest.mark.parametrize("part", ["server", "_upkeep", "routes", "keeper", "pods"])
+def test_a_part_whose_thread_has_ended_is_told_to_the_watchdog(daemon, part):
+    daemon.server = daemon._upkeep = threading.current_thread()
+    assert daemon.is_healthy(), "the other parts are not there, nor need they be"
+    ended = threading.Thread()
+    ended.start()
+    ended.join()
+    setattr(daemon, part, ended)
+    assert not daemon.is_healthy()

@@ -180,6 +180,10 @@ class RouteKeeper:
             self._thread.join(STOP_SECONDS)
             self._thread = None
 
+    def is_alive(self) -> bool:
+        thread = self._thread
+        return thread is None or thread.is_alive()
+
     def ensure_once(self) -> ApprovalReport:
         """One pass, with a look at Headscale. Never raises what a later one may find mended."""
         with self._lock:

@@ -235,8 +235,8 @@ class Daemon:
         }
 
     def is_healthy(self) -> bool:
-        watching = self.pods is None or self.pods.is_alive()
-        return self.server.is_alive() and self._upkeep.is_alive() and watching
+        parts = (self.server, self._upkeep, self.routes, self.keeper, self.pods)
+        return all(part.is_alive() for part in parts if part is not None)
 
     def _called(self, served: Served) -> None:
         verb, outcome = served.verb, served.outcome

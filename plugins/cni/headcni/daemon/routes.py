@@ -322,6 +322,9 @@ class RouteManager:
         if self._bell is not None:
             self._bell.close()
 
+    def is_alive(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
+
     def _hear(self) -> None:
         """Ask tailscaled about its peers, and about how it stands with us."""
         began = time.monotonic()
