@@ -1,0 +1,20 @@
+"""Nodes with the former versions."""
+
+from __future__ import annotations
+
+import json
+
+from mesh_state import runs
+from tailscale_site import OLDER
+
+
+def test_the_former_versions_run(nodes, between_steps):
+    """The runtime's is written down: whatever this checkout's is."""
+    found = {node: runs(host) for node, host in nodes.items()}
+    assert {one["tailscale"] for one in found.values()} == {OLDER}
+    (between_steps / "former.json").write_text(json.dumps(found))
+
+
+def test_pods_talk_and_go_on_talking(traffic):
+    traffic.pods()
+    traffic.start()
