@@ -60,6 +60,7 @@ def test_a_node_is_as_it_was(site, mode):
     foretold = uninstall(site, "--check", "--diff")
     uninstalled = uninstall(site, "--diff")
     assert foretold.changed == uninstalled.changed
+    assert set(uninstalled.counted("rescued").values()) == {0}
     for node in nodes:
         assert differences(before[node], listing(lab, node)) == []
     assert prefs(lab, "node2") == owners
