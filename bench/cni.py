@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -210,7 +209,6 @@ class _workers:
     def __init__(self, stage: Stage, count: int) -> None:
         self._path = stage.node.netns.path
         self._pool = ThreadPoolExecutor(count)
-        self._local = threading.local()
 
     def __enter__(self) -> tuple[ThreadPoolExecutor, Callable[[Callable[[], Any]], Any]]:
         return self._pool, self._inside

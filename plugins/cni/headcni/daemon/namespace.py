@@ -139,7 +139,7 @@ class MeshNamespace:
     @property
     def gateways(self) -> dict[int, Address]:
         """Where routes into the mesh lead, by IP version; the link must be there."""
-        with IPRoute() as kernel:
+        with _kernel_errors(), IPRoute() as kernel:
             return self._cable(kernel).inside
 
     @property
