@@ -436,7 +436,7 @@ def test_the_bus_is_listened_to(node):
         time.sleep(0.2)
         assert node.routes() == {}
         node.tailnet.notes.put(Note(frozenset({"PeersChanged"})))
-        assert until(lambda: len(node.routes()) == 2) < 1
+        assert until(lambda: len(node.routes()) == 2) < 30
         passes = len(reports)
         time.sleep(0.3)
         assert len(reports) == passes

@@ -125,7 +125,7 @@ def test_a_tailscaled_that_hangs_is_not_waited_for_longer_than_the_limit(tmp_pat
         began = time.monotonic()
         with pytest.raises(TailscaleError, match="did not answer in time"):
             LocalApi(str(tmp_path / "s"), timeout=0.3).status()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_whoever_is_not_root_may_read_but_not_write(logged_out):
