@@ -82,5 +82,9 @@ def owners(host: Host) -> dict[str, Any]:
         "process": host.check_output("systemctl show -P MainPID tailscaled"),
         "key": json.loads(host.check_output("tailscale status --json"))["Self"]["PublicKey"],
         "rules": host.check_output("ip rule | grep -E '^52[1-7]0:'"),
-        "routes": sorted(host.check_output("ip route show table 52").splitlines()),
     }
+
+
+def accepted_routes(host: Host) -> list[str]:
+    """By the node's own tailscaled."""
+    return sorted(host.check_output("ip route show table 52").splitlines())
