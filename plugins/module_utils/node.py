@@ -107,10 +107,11 @@ def order(verb: str, *names: str) -> None:
     )
 
 
-def last_words(names: Sequence[str], lines: int = 10) -> list[str]:
-    """The end of the journal, without what systemd itself says."""
+def last_words(names: Sequence[str], lines: int = 10, pid: int = 0) -> list[str]:
+    """The end of the journal, without what systemd itself says; of one process, if it is given."""
     command = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", "--boot=0"]
     command += [f"--identifier={name.partition('.')[0]}" for name in names]
+    command += [f"_PID={pid}"] if pid else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

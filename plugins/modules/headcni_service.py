@@ -14,7 +14,7 @@ description:
     there now, is restarted, so a play that was cut off is finished by the next one. Pods do not
     notice a restart of the daemon.
   - Waits until the daemon says that it is ready; if it does not, every condition that does not hold
-    is named.
+    is named. Waits until tailscaled answers at its socket; one that ends instead is quoted.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -52,7 +52,7 @@ options:
     type: int
     default: 9001
   ready_timeout:
-    description: How many seconds to wait until the daemon is ready. V(0) does not ask.
+    description: How many seconds to wait until the service is ready. V(0) does not ask.
     type: int
     default: 60
   ready_without:
@@ -104,10 +104,13 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 ENVIRONMENT = "/etc/default/headcni-tailscaled"
 UNIT_DIR = "/etc/systemd/system"
+TAILSCALED_SOCKET = "/run/headcni/tailscaled.sock"
 POLL_SECONDS = 0.25
+LIVES = 3  # a service that has ended so often will not stay up
 
 
 def main() -> None:
@@ -161,7 +164,11 @@ def run(module: AnsibleModule) -> dict:
             "after": state(name, True, True, reason) + (variables or ("", ""))[1],
         },
     }
-    if given["ready_address"] and given["ready_timeout"] and not module.check_mode:
+    if module.check_mode or not given["ready_timeout"]:
+        return result
+    if given["name"] == "headcni-tailscaled":
+        wait_until_it_answers(name, given["ready_timeout"])
+    elif given["ready_address"]:
         result["conditions"] = wait_until_ready(module, name)
     return result
 
@@ -274,6 +281,31 @@ def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
             raise node.NodeError(
                 f"{name} is not ready after {given['ready_timeout']} s: {said}; "
                 f"see journalctl -u {name}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def wait_until_it_answers(name: str, seconds: float) -> None:
+    """systemd hears from tailscaled that it is ready before it has a TUN and a firewall: without
+    them it ends, and is started again and again."""
+    api = LocalAPI(TAILSCALED_SOCKET, timeout=3.0)
+    deadline = time.monotonic() + seconds
+    lives: list[int] = []  # the processes that it was
+    while True:
+        pid = node.unit(name).pid
+        if pid and pid not in lives:
+            lives.append(pid)
+        try:
+            api.status()
+            return
+        except LocalAPIError as problem:
+            said = str(problem)
+        if len(lives) == LIVES:
+            reason = "; ".join(node.last_words([name], 1, pid=lives[-2])) or said
+            raise node.NodeError(f"{name} does not stay up: {reason}; see journalctl -u {name}")
+        if time.monotonic() > deadline:
+            raise node.NodeError(
+                f"{name} does not answer after {seconds:g} s: {said}; see journalctl -u {name}"
             )
         time.sleep(POLL_SECONDS)
 

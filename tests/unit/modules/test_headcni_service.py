@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node
+from ansible_collections.headcni.mesh.plugins.module_utils import localapi, monitor, node
 from ansible_collections.headcni.mesh.plugins.modules import headcni_service
 
 NAME = "headcni-daemon.service"
@@ -117,3 +117,41 @@ def test_a_missing_api_server_is_a_warning(monkeypatch):
     module = Module()
     headcni_service.wait_until_ready(module, NAME)
     assert module.warnings == [f"{NAME}: pods: no API server"]
+
+
+class Tailscaled:
+    """A service that is another process at each look, and answers in the life of that number."""
+
+    def __init__(self, monkeypatch, answers_in: int = 0):
+        self.life = 0
+        self.answers_in = answers_in
+        monkeypatch.setattr(node, "unit", self.unit)
+        monkeypatch.setattr(localapi.LocalAPI, "status", self.status)
+        monkeypatch.setattr(node, "last_words", lambda names, lines, pid: [f"no TUN ({pid})"])
+        monkeypatch.setattr(headcni_service, "POLL_SECONDS", 0.0)
+
+    def unit(self, name):
+        self.life += 1
+        return unit()._replace(pid=self.life)
+
+    def status(self):
+        if self.life != self.answers_in:
+            raise localapi.LocalAPIError(localapi.NO_SOCKET, "there is no socket", "start it")
+
+
+def test_a_tailscaled_that_was_restarted_meanwhile_is_waited_for(monkeypatch):
+    made = Tailscaled(monkeypatch, answers_in=2)
+    headcni_service.wait_until_it_answers("headcni-tailscaled.service", 10)
+    assert made.life == 2
+
+
+def test_a_tailscaled_that_ends_again_and_again_is_quoted(monkeypatch):
+    Tailscaled(monkeypatch)
+    with pytest.raises(node.NodeError, match=r"does not stay up: no TUN \(2\); see journalctl"):
+        headcni_service.wait_until_it_answers("headcni-tailscaled.service", 10)
+
+
+def test_a_tailscaled_that_never_answers_is_not_waited_for_any_longer(monkeypatch):
+    Tailscaled(monkeypatch)
+    with pytest.raises(node.NodeError, match="does not answer after 0 s: there is no socket"):
+        headcni_service.wait_until_it_answers("headcni-tailscaled.service", 0)
