@@ -53,8 +53,9 @@ WantedBy=multi-user.target
 """
 
 # kubelet sets kernel parameters that are the whole machine's. A node of the lab shows it what it
-# wants to see, and the machine keeps its own. Without INVOCATION_ID k3s does not ask the node's
-# systemd for cgroups: in a container that has none of the controllers.
+# wants to see, and the machine keeps its own. Its /dev/kmsg is empty, and not by a link to
+# /dev/null: to units with ProtectKernelLogs= that would be closed. Without INVOCATION_ID k3s does
+# not ask the node's systemd for cgroups: in a container that has none of the controllers.
 DROP_IN = """\
 [Service]
 ExecStartPre=/bin/sh /etc/lab/k3s-prepare
@@ -76,7 +77,7 @@ show kernel/panic 10
 show kernel/panic_on_oops 1
 show kernel/keys/root_maxkeys 1000000
 show kernel/keys/root_maxbytes 25000000
-[ -e /dev/kmsg ] || ln -s /dev/null /dev/kmsg
+[ -e /dev/kmsg ] || mknod -m 666 /dev/kmsg c 1 3
 """
 KUBELET = """\
 apiVersion: kubelet.config.k8s.io/v1beta1
