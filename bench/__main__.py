@@ -28,31 +28,34 @@ def main() -> int:
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}: expected {', '.join(PARTS)}")
     findings, about = Findings(), stage.versions()
+
+    def told(part: str, work: Callable[[Findings], None]) -> None:
+        """What a part took and found is shown and kept as it goes."""
+        began, before = time.monotonic(), len(findings.rows)
+        print(f"  … {part}", file=sys.stderr, flush=True)
+        work(findings)
+        print(f"  ✓ {part}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        for row in findings.rows[before:]:
+            print(f"    {line(row)}", file=sys.stderr)
+        keep(args.output, findings, about)
+
     if staged := [part for part in ON_A_STAGE if part in wanted]:
         with stage.entered() as node:
             for part in staged:
-                told(part, partial(ON_A_STAGE[part], node, findings))
+                told(part, partial(ON_A_STAGE[part], node))
     if "headscale" in wanted:
-        told("headscale", partial(headscale.run, findings))
+        told("headscale", headscale.run)
     if together := [part for part in ON_THE_FLEET if part in wanted]:
         print(f"  … booting {len(fleet.NODES)} nodes", file=sys.stderr, flush=True)
         with fleet.standing() as nodes:
             for part in together:
-                told(part, partial(ON_THE_FLEET[part], nodes, findings))
+                told(part, partial(ON_THE_FLEET[part], nodes))
     print(report(findings, about))
-    keep(args.output, findings, about)
+    print(f"\nkept in {args.output}: bench.json, bench.md, {len(findings.plots)} plots")
     missed = [row for row in findings.rows if not row.met]
     if missed:
         print(f"{len(missed)} of {len(findings.rows)} bars were missed", file=sys.stderr)
     return 1 if missed else 0
-
-
-def told(part: str, work: Callable[[], None]) -> None:
-    """How long each takes is shown as it goes."""
-    began = time.monotonic()
-    print(f"  … {part}", file=sys.stderr, flush=True)
-    work()
-    print(f"  ✓ {part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 def report(findings: Findings, about: dict[str, str]) -> str:
@@ -70,17 +73,19 @@ def table(rows: list[Row], about: dict[str, str]) -> str:
         "| what | peer | ours | peer's | ratio | bar | |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        sign = "≥" if row.at_least else "≤"
-        bar = f"{sign} {row.bar:g}" if row.bar is not None else ""
-        if row.limit is not None:
-            bar += f", ≤ {row.limit:g} {row.unit}"
-        note = f" ({row.note})" if row.note else ""
-        lines.append(
-            f"| {row.what}{note} | {row.peer} | {row.ours:.3g} {row.unit} | "
-            f"{row.theirs:.3g} {row.unit} | {row.ratio:.2f} | {bar} | {'✓' if row.met else '✗'} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(line, rows)])
+
+
+def line(row: Row) -> str:
+    sign = "≥" if row.at_least else "≤"
+    bar = f"{sign} {row.bar:g}" if row.bar is not None else ""
+    if row.limit is not None:
+        bar += f", ≤ {row.limit:g} {row.unit}"
+    note = f" ({row.note})" if row.note else ""
+    return (
+        f"| {row.what}{note} | {row.peer} | {row.ours:.3g} {row.unit} | "
+        f"{row.theirs:.3g} {row.unit} | {row.ratio:.2f} | {bar} | {'✓' if row.met else '✗'} |"
+    )
 
 
 def keep(folder: Path, findings: Findings, about: dict[str, str]) -> None:
@@ -94,7 +99,6 @@ def keep(folder: Path, findings: Findings, about: dict[str, str]) -> None:
     (folder / "bench.md").write_text(report(findings, about) + "\n")
     for name, plot in findings.plots.items():
         (folder / f"{name}.svg").write_text(plots.svg(plot))
-    print(f"\nkept in {folder}: bench.json, bench.md, {len(findings.plots)} plots")
 
 
 if __name__ == "__main__":
