@@ -7,7 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from leftovers import Listing, listing
@@ -22,10 +22,13 @@ class LabCommand:
     """`python3 -m lab`, and make, as a user calls them, on a lab of the given name."""
 
     name: str
+    # In the environment of its processes: another checkout's lab may have the same name.
+    MARK: ClassVar[str] = "HEADCNI_TESTED_LAB"
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "HEADCNI_LAB": self.name, "ANSIBLE_FORCE_COLOR": "0"}
+        known = {"HEADCNI_LAB": self.name, self.MARK: self.id}
+        return {**os.environ, **known, "ANSIBLE_FORCE_COLOR": "0"}
 
     @property
     def id(self) -> str:
@@ -33,7 +36,7 @@ class LabCommand:
 
     def listing(self) -> Listing:
         """What the machine has now, other labs aside."""
-        return listing(self.id, f"HEADCNI_LAB={self.name}")
+        return listing(self.id, f"{self.MARK}={self.id}")
 
     def run(
         self, *argv: str, check: bool = True, timeout: float = 300, **env: str
