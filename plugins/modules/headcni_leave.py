@@ -18,8 +18,8 @@ options:
   state:
     description:
       - V(asked) changes nothing, and tells which pods use the network and how the node was.
-      - V(idle) removes the bridge of pods, with its addresses, if no pod uses it; the next
-        pod brings a new one.
+      - V(idle) removes the bridge of pods if it has an address that is not of the node's pod CIDRs
+        any more, and no pod uses it; the next pod brings a new one.
       - V(left) stops the daemon, takes the node's routes out of the mesh, frees what pods have, and
         puts tailscaled's prefs back. The conflist must have been given back before.
       - V(gone) puts the kernel's switches back and removes the files that are left. The release
@@ -111,6 +111,7 @@ done:
   returned: always
 """
 
+import ipaddress
 import json
 import os
 import shutil
@@ -193,11 +194,26 @@ def asked(module: AnsibleModule) -> dict:
 def idle(module: AnsibleModule) -> dict:
     bridge = module.params["bridge"]
     done = []
-    if is_bridge(bridge) and not pods():
+    if is_bridge(bridge) and has_former_address(bridge) and not pods():
         done.append(f"link {bridge} removed")
         if not module.check_mode:
             must("ip", "link", "del", bridge)
     return {"changed": bool(done), "done": done, "diff": shown(done)}
+
+
+def has_former_address(bridge: str) -> bool:
+    cidrs = [
+        ipaddress.ip_network(one)
+        for one in mode_switch.configuration()["network"]["podCIDR"]["nodeLocal"]
+    ]
+    shown = run("ip", "-j", "address", "show", "dev", bridge, "scope", "global")
+    addresses = [
+        ipaddress.ip_address(one["local"])
+        for link in json.loads(shown.stdout or "[]")
+        for one in link.get("addr_info", [])
+        if one  # those of another scope are there, but empty
+    ]
+    return any(all(address not in cidr for cidr in cidrs) for address in addresses)
 
 
 def is_bridge(name: str) -> bool:
