@@ -18,6 +18,7 @@ from typing import Any
 
 from cni_node import CniNode, Namespace, sh
 
+from headcni import __version__
 from headcni.datapath import netns
 from lab import tools
 from lab.layout import CHECKOUT
@@ -158,11 +159,14 @@ def entered() -> Iterator[Stage]:
 
 def versions() -> dict[str, str]:
     """What was measured, and on what."""
-    bridge = sh(tools.CNI.bin / "bridge", env={"CNI_COMMAND": "VERSION"}, check=False)
+    plugins = "github.com/containernetworking/plugins"
     return {
-        "python": sh("/usr/bin/python3", "--version").stdout.strip(),
+        "headcni": __version__,
+        "python": sh("/usr/bin/python3", "--version").stdout.split()[-1],
         "kernel": os.uname().release,
-        "peer": (bridge.stderr.splitlines() or [""])[0],
+        "containernetworking/plugins": tools.CNI.pinned(plugins),
+        "headscale": tools.HEADSCALE.pinned("github.com/juanfont/headscale"),
+        "tailscale": tools.tailscale_version(),
         "cores": str(os.cpu_count()),
         "load": " ".join(f"{one:.1f}" for one in os.getloadavg()),
     }
