@@ -39,6 +39,8 @@ def until(wanted: Callable[[], Any], seconds: float = 90.0, what: str = "it") ->
 class Cluster(LabCommand):
     """The lab with k3s, and kubectl."""
 
+    nodes: tuple[str, ...] = NODES
+
     def kubectl(self, *words: str, check: bool = True, stdin: str = "") -> str:
         env = {**os.environ, "KUBECONFIG": str(Lab.named(self.name).kubeconfig), "HOME": "/"}
         done = subprocess.run(
@@ -63,6 +65,11 @@ class Cluster(LabCommand):
         said = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
         return json.loads(said) if said.strip() else None
 
+    def all(self, *words: str) -> list[dict[str, Any]]:
+        """Every object that there is, and none if there is none."""
+        found = self.get(*words)
+        return found["items"] if found else []
+
     def apply(self, *objects: dict[str, Any]) -> None:
         made = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(made))
@@ -72,7 +79,7 @@ class Cluster(LabCommand):
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def until_ready(self, seconds: float = 120) -> None:
-        for node in NODES:
+        for node in self.nodes:
             until(lambda: self.is_ready(node), seconds, f"{node} Ready")  # noqa: B023
 
     def run_pod(self, name: str, node: str, **spec: Any) -> dict[str, Any]:
@@ -90,7 +97,7 @@ class Cluster(LabCommand):
 
     def pods(self, app: str) -> list[dict[str, Any]]:
         """Those with the label that are not on their way out."""
-        found = self.get("pods", "-l", f"app={app}")["items"]
+        found = self.all("pods", "-l", f"app={app}")
         return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
     def until_pods(self, app: str, count: int, seconds: float = 180) -> list[dict[str, Any]]:
@@ -199,14 +206,14 @@ def is_ready(found: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def made(name: str, *options: str) -> Iterator[Cluster]:
+def made(name: str, *options: str, nodes: tuple[str, ...] = NODES) -> Iterator[Cluster]:
     """A lab with k3s on it, for as long as it is needed; nothing of it is left."""
     if tools.missing(tools.CLUSTER):
         pytest.skip("k3s is not built: `python3 -m lab tools k3s coredns`, some 15 minutes")
-    cluster = Cluster(name)
+    cluster = Cluster(name, nodes)
     cluster("down")
     before = cluster.listing()
-    cluster("up", "--nodes", str(len(NODES)), "--k3s", *options)
+    cluster("up", "--nodes", str(len(nodes)), "--k3s", *options)
     try:
         yield cluster
     finally:
