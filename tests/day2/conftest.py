@@ -9,6 +9,7 @@ import pytest
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
 from mesh_state import at_headscale
+from runtime_variant import built, variant
 from site_run import Run, Site
 from traffic import Traffic
 
@@ -24,8 +25,18 @@ class Cluster:
     def run(self, playbook: str, *words: str, check: bool = True, **given: Any) -> Run:
         return self.site(*words, playbook=f"playbooks/{playbook}.yml", check=check, **given)
 
-    def faulty(self, playbook: str, *words: str, task: str, how: str, **given: Any) -> Run:
-        """A run with one fault in it: `task` fails, or the controller is killed in its midst."""
+    def faulty(
+        self,
+        playbook: str,
+        *words: str,
+        task: str,
+        how: str,
+        host: str = "node1",
+        number: int = 1,
+        **given: Any,
+    ) -> Run:
+        """A run with one fault in it: a host's n-th `task` fails, or the controller is killed in
+        its midst."""
         done = self.lab.run(
             # In a process group of its own, which is what is killed.
             "setsid",
@@ -34,7 +45,9 @@ class Cluster:
             check=False,
             ANSIBLE_STRATEGY_PLUGINS=str(CHECKOUT / "tests/support/strategy_plugins"),
             ANSIBLE_STRATEGY="faulty",
+            FAULT_HOST=host,
             FAULT_TASK=task,
+            FAULT_NUMBER=str(number),
             FAULT_HOW=how.partition(" ")[0],
             FAULT_AFTER=how.partition(" ")[2] or "0",
         )
@@ -50,19 +63,35 @@ class Cluster:
         with capsys.disabled():
             for pair, cost in self.traffic.costs.items():
                 print(f"\n  {what}: {pair}: {cost}", end="")
+            for node in self.traffic.nodes:
+                ours = [cost for pair, cost in self.traffic.costs.items() if node in pair]
+                lost, gap = sum(one.lost for one in ours), max(one.gap for one in ours)
+                print(f"\n  {what}: {node}: {lost} lost, longest gap {gap:.2f} s", end="")
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(request):
+    """Of the nodes that a file of tests names, or of two."""
+    nodes = getattr(request.module, "NODES", NODES)
     lab = LabCommand("d2t")
     lab("down")
     before = lab.listing()
-    lab("up", "--nodes", str(len(NODES)))
+    lab("up", "--nodes", str(len(nodes)))
     site = Site(lab)
     site()
-    traffic = Traffic(lab, NODES)
+    traffic = Traffic(lab, nodes)
     traffic.pods()
     traffic.reached()
     yield Cluster(lab, site, traffic)
     lab("down")
     assert_nothing_left(before, lab.listing())
+
+
+@pytest.fixture(scope="session")
+def releases(tmp_path_factory):
+    source = built(tmp_path_factory.mktemp("releases"))
+    return {
+        "first": source,
+        "0.2.0": variant(source, "0.2.0"),
+        "0.3.0": variant(source, "0.3.0", broken=True),
+    }

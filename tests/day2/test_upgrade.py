@@ -5,23 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from runtime_variant import built, variant
 from tailscale_site import NEWER, OLDER, contents, pack, served
 
 from lab.layout import Lab, Plan
 
 pytestmark = pytest.mark.timeout(900)
 NODES = ("node1", "node2")
-
-
-@pytest.fixture(scope="module")
-def releases(tmp_path_factory):
-    source = built(tmp_path_factory.mktemp("releases"))
-    return {
-        "first": source,
-        "0.2.0": variant(source, "0.2.0"),
-        "0.3.0": variant(source, "0.3.0", broken=True),
-    }
 
 
 @pytest.fixture(scope="module")
