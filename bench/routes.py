@@ -31,13 +31,18 @@ def run(stage: Stage, findings: Findings) -> None:
     stage.node.netns.ip("tuntap add dev tailscale0 mode tun")
     stage.node.netns.ip("link set tailscale0 up")
     full, one = {}, {}
-    mesh = manager.Mesh((ip_network(CLUSTER),), (ip_network(OWN),))
+    # A table of its own: the daemon on the stage keeps the usual one.
+    mesh = manager.Mesh((ip_network(CLUSTER),), (ip_network(OWN),), table=9999, priority=4000)
     try:
         for size in SIZES:
             peers = tuple(peer(number) for number in range(size))
-            made = manager.RouteManager(mesh, Tailnet())
             Tailnet.peers = peers
-            full[size] = 1000 * timed(made.reconcile)
+            passes = []
+            for _ in range(3):
+                made = manager.RouteManager(mesh, Tailnet())
+                made.remove_all()
+                passes.append(1000 * timed(made.reconcile))
+            full[size] = median(passes)
             made.reconcile()
             changes = []
             for number in range(5):

@@ -89,9 +89,10 @@ class Prefix(NamedTuple):
     def covers(self, other: Prefix) -> bool:
         if self.family != other.family or self.length > other.length:
             return False
-        spare = len(self.address) * 8 - self.length
-        mine, theirs = int.from_bytes(self.address, "big"), int.from_bytes(other.address, "big")
-        return mine >> spare == theirs >> spare
+        whole, bits = divmod(self.length, 8)
+        if self.address[:whole] != other.address[:whole]:
+            return False
+        return not bits or (self.address[whole] ^ other.address[whole]) >> (8 - bits) == 0
 
     def overlaps(self, other: Prefix) -> bool:
         return self.covers(other) or other.covers(self)

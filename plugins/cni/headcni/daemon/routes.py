@@ -177,12 +177,12 @@ def _inside(routes: tuple[str, ...], cluster: tuple[Prefix, ...]) -> tuple[Prefi
 
 def plan(claims: Iterable[Claim], own: Sequence[Prefix]) -> tuple[set[Prefix], tuple[Alarm, ...]]:
     """Where routes should lead, and what is wrong with the claims."""
-    alarms, sound = [], []
+    alarms, sound, ours = [], [], tuple(own)
     for claim in claims:
-        if not any(one.overlaps(claim.prefix) for one in own):
+        mine = _overlapped(claim.prefix, ours)
+        if mine is None:
             sound.append(claim)
         elif not claim.remembered:
-            mine = next(one for one in own if one.overlaps(claim.prefix))
             alarms.append(
                 Alarm(
                     "own-cidr",
@@ -194,6 +194,11 @@ def plan(claims: Iterable[Claim], own: Sequence[Prefix]) -> tuple[set[Prefix], t
             )
     dropped, overlaps = _overlaps(sound)
     return {claim.prefix for claim in sound if claim not in dropped}, (*alarms, *overlaps)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _overlapped(prefix: Prefix, own: tuple[Prefix, ...]) -> Optional[Prefix]:
+    return next((one for one in own if one.overlaps(prefix)), None)
 
 
 def _overlaps(claims: Iterable[Claim]) -> tuple[set[Claim], list[Alarm]]:
@@ -379,9 +384,9 @@ class RouteManager:
         routes = self._routes(wanted, link, sources) if link is not None and link.up else []
         rules = mesh.rules()
 
-        put: list[Entry] = [route for route in routes if have.get(route.key) != route]
+        good = {route.key: route for route in routes}
+        put: list[Entry] = [*sorted(r for key, r in good.items() if have.get(key) != r)]
         put += [rule for rule in rules if rule not in have_rules]
-        good = {route.key for route in routes}
         gone: list[Entry] = [
             route
             for key, route in have.items()
@@ -447,7 +452,7 @@ class RouteManager:
                 sources.get(prefix.family, b""),
                 mtu,
             )
-            for prefix in sorted(wanted)
+            for prefix in wanted
         ]
 
     def _putting(self, entry: Entry) -> Request:
