@@ -39,8 +39,6 @@ def until(wanted: Callable[[], Any], seconds: float = 90.0, what: str = "it") ->
 class Cluster(LabCommand):
     """The lab with k3s, and kubectl."""
 
-    nodes: tuple[str, ...] = NODES
-
     def kubectl(self, *words: str, check: bool = True, stdin: str = "") -> str:
         env = {**os.environ, "KUBECONFIG": str(Lab.named(self.name).kubeconfig), "HOME": "/"}
         done = subprocess.run(
@@ -79,7 +77,7 @@ class Cluster(LabCommand):
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def until_ready(self, seconds: float = 120) -> None:
-        for node in self.nodes:
+        for node in NODES:
             until(lambda: self.is_ready(node), seconds, f"{node} Ready")  # noqa: B023
 
     def run_pod(self, name: str, node: str, **spec: Any) -> dict[str, Any]:
@@ -206,14 +204,14 @@ def is_ready(found: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def made(name: str, *options: str, nodes: tuple[str, ...] = NODES) -> Iterator[Cluster]:
+def made(name: str, *options: str) -> Iterator[Cluster]:
     """A lab with k3s on it, for as long as it is needed; nothing of it is left."""
     if tools.missing(tools.CLUSTER):
         pytest.skip("k3s is not built: `python3 -m lab tools k3s coredns`, some 15 minutes")
-    cluster = Cluster(name, nodes)
+    cluster = Cluster(name)
     cluster("down")
     before = cluster.listing()
-    cluster("up", "--nodes", str(len(nodes)), "--k3s", *options)
+    cluster("up", "--nodes", str(len(NODES)), "--k3s", *options)
     try:
         yield cluster
     finally:
