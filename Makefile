@@ -10,7 +10,7 @@ K3S ?=
 VMS ?= 0
 ONLY ?=
 NODE ?= node1
-SCENARIO ?= $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml)))))
+SCENARIO ?= $(filter-out vm,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml))))))
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -88,7 +88,7 @@ test-day2: cache .venv/ready ## switching modes, upgrading, leaving, with pods t
 	$(PYTEST) tests/day2
 
 .PHONY: test-molecule
-test-molecule: cache .venv/ready ## the Molecule scenarios, one after the other (SCENARIO=default for one; not in `test`)
+test-molecule: cache .venv/ready ## the Molecule scenarios but vm, one after the other (SCENARIO=default for one; not in `test`)
 	@for scenario in $(SCENARIO); do molecule test --scenario-name $$scenario; done
 
 .PHONY: test-k8s
@@ -99,7 +99,7 @@ test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 
 .PHONY: test-vm
 test-vm: VMS := 2
 test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their own, beside a node (not in `test`)
-	$(PYTEST) -v -s tests/vm
+	@molecule test --scenario-name vm
 
 .PHONY: bench
 bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY="cni ipam")

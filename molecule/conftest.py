@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test that asks for `host` is run on each node."""
     if "MOLECULE_SCENARIO_NAME" not in os.environ:
         raise pytest.UsageError("these are run by Molecule: molecule verify -s NAME")
-    nodes = Plan.load(Lab.of_this_checkout()).nodes
+    nodes = Plan.load(Lab.of_this_checkout()).members
     config.option.hosts = ",".join(address_of(node) for node in nodes)
 
 
@@ -37,12 +37,13 @@ def machine(name: str) -> Host:
 
 @pytest.fixture(scope="session")
 def lab() -> LabCommand:
-    return LabCommand(os.environ["HEADCNI_LAB"])
+    virtual = Plan.load(Lab.of_this_checkout()).vms
+    return LabCommand(os.environ["HEADCNI_LAB"], limit=1800 if virtual else 300)
 
 
 @pytest.fixture(scope="session")
 def nodes() -> dict[str, Host]:
-    return {node: machine(node) for node in Plan.load(Lab.of_this_checkout()).nodes}
+    return {node: machine(node) for node in Plan.load(Lab.of_this_checkout()).members}
 
 
 @pytest.fixture(scope="session")
@@ -67,4 +68,6 @@ def pods(lab: LabCommand, traffic: Traffic, nodes: dict[str, Host]) -> Iterator[
     for node in nodes:
         lab.copy(CHECKOUT / "tests/support/echo.py", node, "/run/echo.py")
     yield traffic
+    for node in nodes:
+        lab.on(node, "rm /run/echo.py")
     traffic.no_pods()

@@ -34,7 +34,7 @@ def test_pods_of_every_pair_talk_and_know_each_other_by_their_own_addresses(
     try:
         for source, target in permutations(nodes, 2):
             ask = f"ip netns exec pod python3 /run/echo.py ask tcp {own[target]} {port}"
-            retried = f"for i in 1 2 3 4 5 6; do {ask} && exit; sleep 1; done; exit 1"
+            retried = f"for i in $(seq 30); do {ask} && exit; sleep 1; done; exit 1"
             seen = nodes[source].run(retried)
             assert seen.stdout.strip() == own[source], f"{source}→{target}: {seen.stderr}"
     finally:

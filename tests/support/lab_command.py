@@ -22,6 +22,7 @@ class LabCommand:
     """`python3 -m lab`, and make, as a user calls them, on a lab of the given name."""
 
     name: str
+    limit: float = 300  # seconds, of one command
     # In the environment of its processes: another checkout's lab may have the same name.
     MARK: ClassVar[str] = "HEADCNI_TESTED_LAB"
 
@@ -39,7 +40,7 @@ class LabCommand:
         return listing(self.id, f"{self.MARK}={self.id}")
 
     def run(
-        self, *argv: str, check: bool = True, timeout: float = 300, **env: str
+        self, *argv: str, check: bool = True, timeout: float = 0, **env: str
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             argv,
@@ -47,7 +48,7 @@ class LabCommand:
             env={**self.env, **env},
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=timeout or self.limit,
             check=False,
         )
         if check and done.returncode != 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 from lab_command import LabCommand
 from testinfra.host import Host
 
+from lab.layout import MOST_NODES
+
 SOCKETS = {"host": "/run/tailscale/tailscaled.sock", "daemon": "/run/headcni/tailscaled.sock"}
+
+
+def pod_ranges(node: str) -> tuple[str, str]:
+    """What inventories/lab gives it: virtual machines are numbered behind the nodes."""
+    kind, number = re.findall(r"([a-z]+)(\d+)", node)[0]
+    number = int(number) + (MOST_NODES if kind == "vm" else 0)
+    return f"10.55.{number}.0/24", f"fd55:0:0:{number}::/64"
 
 
 def at_headscale(lab: LabCommand) -> list[dict[str, Any]]:
@@ -38,9 +48,7 @@ def assert_in_mode(lab: LabCommand, node: str, mode: str) -> None:
     active = lab.on(node, "systemctl is-active headcni-tailscaled", check=False).strip()
     assert (active == "active") is (mode == "daemon")
     serving = [
-        one
-        for one in at_headscale(lab)
-        if f"10.55.{node.removeprefix('node')}.0/24" in (one.get("approvedRoutes") or [])
+        one for one in at_headscale(lab) if pod_ranges(node)[0] in (one.get("approvedRoutes") or [])
     ]
     assert len(serving) == 1
     status = lab.on(node, f"tailscale --socket={SOCKETS[mode]} status --json")
@@ -50,12 +58,12 @@ def assert_in_mode(lab: LabCommand, node: str, mode: str) -> None:
 def assert_pods_leave_by(interface: str, node: str, host: Host, pods: dict[str, str]) -> None:
     """As our own table has it, as the kernel decides, and as the interface counts."""
     others = [one for one in pods if one != node]
-    for family, ranges in (("-4", "10.55.{}.0/24"), ("-6", "fd55:0:0:{}::/64")):
+    for which, family in enumerate(("-4", "-6")):
         routes = json.loads(host.check_output(f"ip -j {family} route show table 5200"))
         by = {one["dst"]: one.get("dev") for one in routes}
         for other in others:
-            assert by[ranges.format(other.removeprefix("node"))] == interface, by
-        assert ranges.format(node.removeprefix("node")) not in by, by
+            assert by[pod_ranges(other)[which]] == interface, by
+        assert pod_ranges(node)[which] not in by, by
         assert "5200:" in host.check_output(f"ip {family} rule")
     decided = json.loads(host.check_output(f"ip -j route get {pods[others[0]]}"))
     assert decided[0]["dev"] == interface

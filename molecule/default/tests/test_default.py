@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mesh_state import at_headscale
+from mesh_state import at_headscale, pod_ranges
 
 
 def test_headscale_has_approved_each_nodes_own_ranges_and_no_others(lab, nodes):
     known = {one["givenName"]: one for one in at_headscale(lab)}
     assert sorted(known) == sorted(nodes)
-    for number, node in enumerate(nodes, 1):
-        own = [f"10.55.{number}.0/24", f"fd55:0:0:{number}::/64"]
+    for node in nodes:
+        own = [*pod_ranges(node)]
         assert sorted(known[node]["approvedRoutes"]) == own
         assert sorted(known[node]["subnetRoutes"]) == own
 

