@@ -84,13 +84,14 @@ class Site:
         playbook: str = "site.yml",
         check: bool = True,
         env: Mapping[str, str] = MappingProxyType({}),
+        timeout: float = 280,
         **given: Any,
     ) -> Run:
         with tempfile.NamedTemporaryFile() as log:
             done = self.lab.run(
                 *self.command(playbook, words, given),
                 check=False,
-                timeout=280,
+                timeout=timeout,
                 ANSIBLE_CALLBACK_PLUGINS=str(CALLBACKS),
                 ANSIBLE_CALLBACKS_ENABLED="task_log",
                 TASK_LOG=log.name,
