@@ -96,6 +96,11 @@ test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 
 	@$(LAB) tools k3s coredns
 	$(PYTEST) tests/k8s
 
+.PHONY: test-k8s-setups
+test-k8s-setups: cache .venv/ready ## k3s on the nodes' tailnet addresses (not in `test`)
+	@$(LAB) tools k3s coredns
+	$(PYTEST) tests/k8s_setups
+
 .PHONY: test-vm
 test-vm: VMS := 2
 test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their own, beside a node (not in `test`)

@@ -47,6 +47,8 @@ def check(lab: Lab, args: argparse.Namespace) -> None:
 
 
 def up(lab: Lab, args: argparse.Namespace) -> None:
+    if args.k3s_idle and not args.k3s:
+        raise LabError("--k3s-idle: there is no k3s to leave for later; say --k3s too")
     check(lab, args)
     end_with_make()
     enter_up_group(lab)
@@ -149,10 +151,14 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
     with step("starting Headscale and the mirror"):
         control.start(lab, plan)
         control.make_api_key(lab)
-    if plan.k3s:
-        with step(f"starting k3s {tools.k3s_version()}"):
-            cluster.start(lab, plan, plan.nodes)
+    if plan.k3s and not args.k3s_idle:
+        start_cluster(lab, plan)
     plan.save(lab.plan_file)
+
+
+def start_cluster(lab: Lab, plan: Plan) -> None:
+    with step(f"starting k3s {tools.k3s_version()}"):
+        cluster.start(lab, plan, plan.nodes)
 
 
 def make_machine(lab: Lab, plan: Plan, machine: str) -> None:
@@ -264,6 +270,13 @@ def shell(lab: Lab, args: argparse.Namespace) -> None:
     os.execvp("ssh", ["ssh", "-F", str(lab.ssh_config), args.machine, *args.command])
 
 
+def k3s_start(lab: Lab, args: argparse.Namespace) -> None:
+    plan = Plan.load(lab)
+    if not plan.k3s:
+        raise LabError("the lab is up without k3s: `make down` before K3S=1")
+    start_cluster(lab, plan)
+
+
 def cut(lab: Lab, args: argparse.Namespace) -> None:
     known(lab, args.machine)
     network.cut(lab, args.machine, args.silent)
@@ -329,6 +342,11 @@ def parser() -> argparse.ArgumentParser:
         if name == "up":
             one.add_argument("--playbook", help="run it on the lab once that stands")
             one.add_argument("--keep", action="store_true", help="leave a failed lab standing")
+            one.add_argument(
+                "--k3s-idle",
+                action="store_true",
+                help="with --k3s: do not start it yet, so that its config.yaml can be changed",
+            )
     cache = verb("cache", fill_cache, "build the tools and the base images, and stop there")
     cache.add_argument("--vms", type=int, default=0, help=VMS_HELP)
     verb("tools", build_tools, "build the Go tools alone, and say where they are").add_argument(
@@ -359,6 +377,7 @@ def parser() -> argparse.ArgumentParser:
             "--hard", action="store_true", help="pull the plug"
         )
     verb("start", start, "boot a stopped machine", machine=True)
+    verb("k3s-start", k3s_start, "start the cluster that --k3s-idle left for later")
     return top
 
 
