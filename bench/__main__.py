@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}: expected {', '.join(PARTS)}")
     findings, about = Findings(), stage.versions()
+    # What was made is taken away by who is told to end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
     def told(part: str, work: Callable[[Findings], None]) -> None:
         """What a part took and found is shown and kept as it goes."""

@@ -250,7 +250,11 @@ def _overhead(stage: Stage, findings: Findings) -> None:
         },
     )
     findings.raw["overhead"] = found
-    middle = {step: 1000 * median(took) for step, took in found["headcni"].items()}
+    middle = {
+        step: 1000 * median(took)
+        for step, took in found["headcni"].items()
+        if not step.endswith("warm-up")
+    }
     python = 1000 * median(found["python"]["whole"])
     note = f"{middle['daemon']:.1f} ms in the daemon"
     what, peer = "shim: ADD less the daemon's time", "python3 -I -S -c pass"

@@ -25,19 +25,23 @@ class Kind:
     conf: str
     programs: str
 
+    @property
+    def netns(self) -> str:
+        return f"bench-{self.network}"
+
     def pod(self, lab: LabCommand, node: str) -> str:
-        """Its address; the namespace is called after the network."""
-        lab.on(node, f"ip netns add {self.network}")
+        """Its address."""
+        lab.on(node, f"ip netns add {self.netns}")
         made = json.loads(lab.on(node, self._tool("add")))
         address: str = made["ips"][0]["address"].partition("/")[0]
         return address
 
     def remove(self, lab: LabCommand, node: str) -> None:
-        lab.on(node, f"{self._tool('del')}; ip netns del {self.network}", check=False)
+        lab.on(node, f"{self._tool('del')}; ip netns del {self.netns}", check=False)
 
     def _tool(self, verb: str) -> str:
         where = f"NETCONFPATH={self.conf} CNI_PATH={self.programs}"
-        return f"{where} /opt/lab/cni/cnitool {verb} {self.network} /run/netns/{self.network}"
+        return f"{where} /opt/lab/cni/cnitool {verb} {self.network} /run/netns/{self.netns}"
 
 
 OURS = Kind("headcni", "headcni", "/etc/cni/net.d", "/opt/cni/bin")
@@ -70,15 +74,15 @@ def _measured(lab: LabCommand) -> dict[str, dict[str, list[float]]]:
         for kind in kinds:
             kind.pod(lab, SENDER)
             addresses[kind.name] = kind.pod(lab, RECEIVER)
-            serve = f"ip netns exec {kind.network} iperf3 -s -p {PORT}"
+            serve = f"ip netns exec {kind.netns} iperf3 -s -p {PORT}"
             lab.on(RECEIVER, f"systemd-run --quiet --collect --unit=iperf-{kind.network} {serve}")
             lab.wait(
-                SENDER, f"ip netns exec {kind.network} nc -z -w 1 {addresses[kind.name]} {PORT}", 30
+                SENDER, f"ip netns exec {kind.netns} nc -z -w 1 {addresses[kind.name]} {PORT}", 30
             )
 
         def once(kind: Kind) -> Mapping[str, float]:
             send = f"iperf3 -c {addresses[kind.name]} -p {PORT} -t {SECONDS} --omit 1 --json"
-            said = json.loads(lab.on(SENDER, f"ip netns exec {kind.network} {send}"))
+            said = json.loads(lab.on(SENDER, f"ip netns exec {kind.netns} {send}"))
             return {"Mbit/s": said["end"]["sum_received"]["bits_per_second"] / 1e6}
 
         turns = {kind.name: (lambda kind=kind: once(kind)) for kind in kinds}  # type: ignore[misc]
