@@ -196,7 +196,7 @@ def plan(claims: Iterable[Claim], own: Sequence[Prefix]) -> tuple[set[Prefix], t
     return {claim.prefix for claim in sound if claim not in dropped}, (*alarms, *overlaps)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=2 * REMEMBERED)  # a peer has a prefix of each family
 def _overlapped(prefix: Prefix, own: tuple[Prefix, ...]) -> Optional[Prefix]:
     return next((one for one in own if one.overlaps(prefix)), None)
 
