@@ -9,11 +9,16 @@ KEEP ?=
 K3S ?=
 VMS ?= 0
 ONLY ?=
+RETRY ?=
 NODE ?= node1
 SCENARIO ?= $(filter-out vm,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml))))))
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
+# RETRY=1: what failed is run once more, on a lab of its own. CI does that, since the tests have
+# real clocks and networks; both runs are in its log, and a test that passed only then has a bug.
+pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: what failed && \
+	$(PYTEST) --last-failed $(1); })
 LAB := python3 -m lab
 LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) --vms $(VMS)
 # What the lab needs of Debian; apt is asked only for what is missing.
@@ -44,15 +49,15 @@ shell: ## log in to a machine (NODE=node1)
 
 ##@ Tests
 .PHONY: test
-test: check-lab lint cache test-unit test-collection test-sanity test-cni test-daemon test-lab ## everything that CI runs
+test: check-lab lint cache test-unit test-collection test-sanity test-cni test-daemon test-lab ## everything that CI runs (RETRY=1: once more, what failed)
 
 .PHONY: test-unit
 test-unit: .venv/ready ## tests that need neither root nor a lab
-	$(PYTEST) tests/unit
+	$(call pytest,tests/unit)
 
 .PHONY: test-collection
 test-collection: .venv/ready ## the artifact builds, installs elsewhere and resolves by its name
-	$(PYTEST) tests/collection
+	$(call pytest,tests/collection)
 
 .PHONY: test-sanity
 test-sanity: .venv/ready ## ansible-test sanity on a staged copy; the first run makes its environments
@@ -60,11 +65,11 @@ test-sanity: .venv/ready ## ansible-test sanity on a staged copy; the first run 
 
 .PHONY: test-cni
 test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its own
-	$(PYTEST) tests/cni
+	$(call pytest,tests/cni)
 
 .PHONY: test-daemon
 test-daemon: cache .venv/ready ## the daemon's parts, one by one, on labs of their own
-	$(PYTEST) tests/daemon
+	$(call pytest,tests/daemon)
 
 .PHONY: test-modules
 test-modules: cache .venv/ready ## modules and roles against a real Headscale and real nodes (not in `test` yet)
@@ -77,7 +82,7 @@ test-headscale-old: cache .venv/ready ## modules and site.yml at a real Headscal
 
 .PHONY: test-lab
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
-	$(PYTEST) tests/lab
+	$(call pytest,tests/lab)
 
 .PHONY: test-outages
 test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
