@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -17,11 +18,13 @@ from traffic import CNITOOL
 NODES = ("node1", "vm1", "vm2")
 STORE = "/var/lib/cni/headcni/headcni.db"
 PATIENCE = 600  # seconds; a machine in software needs most of a minute to start its daemons
-# What changes by itself, what the program that we make pods with keeps of them, and what the last
-# pod with a host port has turned on until the bridge goes.
+# What changes by itself, what the program that we make pods with keeps of them, what the last pod
+# with a host port has turned on until the bridge goes, and what a tailscaled that was the host's
+# until the mode was switched has left until the next boot: empty chains and a sysctl.
 NOISE = re.compile(
     r"local fe80::\S+ dev (tailscale0|headcni01)|unit ldconfig|/var/lib/cni/results"
-    r"|headcni0\.route_localnet"
+    r"|headcni0\.route_localnet|all\.src_valid_mark|/run/headcni-switch\.lock"
+    r"|^- nft (table ip6? (filter|mangle|nat) |\tchain [A-Z]+ |\t\ttype .* policy accept;)"
 )
 
 
@@ -72,7 +75,13 @@ def reboot_itself(lab: LabCommand, vm: str) -> None:
         time.sleep(2)
 
 
-def assert_only_pods_are_gone(mesh: Mesh, vm: str) -> None:
+def pull_the_plug(lab: LabCommand, vm: str) -> None:
+    lab("reboot", "--hard", vm)
+
+
+def assert_only_pods_are_gone(
+    mesh: Mesh, vm: str, reboot: Callable[[LabCommand, str], None]
+) -> None:
     registered, there = mesh.registered(), mesh.add("node1", "stays")
     mesh.add(vm, "first")  # the first pod after a boot brings the bridge, which stays
     mesh.remove(vm, "first")
@@ -82,7 +91,7 @@ def assert_only_pods_are_gone(mesh: Mesh, vm: str) -> None:
     assert {*old} < mesh.held(vm)
 
     began = time.monotonic()
-    reboot_itself(mesh.lab, vm)
+    reboot(mesh.lab, vm)
     back = time.monotonic()
     mesh.settled(vm)
     print(f"{vm} was back in {back - began:.0f} s, all routes in {time.monotonic() - began:.0f} s")
@@ -91,7 +100,8 @@ def assert_only_pods_are_gone(mesh: Mesh, vm: str) -> None:
 
     new = mesh.add(vm, "new")
     assert ip_address(new) in ip_network(pod_ranges(vm)[0])
-    assert new not in old, "addresses of before the reboot are not used again at once"
+    if reboot is reboot_itself:  # after a power cut the store may not know the last ones
+        assert new not in old, "addresses of before the reboot are not used again at once"
     assert mesh.held(vm) & {new, *old} == {new}
     mesh.reaches("node1", "stays", new)
     mesh.reaches(vm, "new", there)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from real_reboot import Mesh, assert_only_pods_are_gone
+from real_reboot import Mesh, assert_only_pods_are_gone, reboot_itself
 
 
 def test_after_a_reboot_the_pods_of_before_are_gone_and_nothing_else_is(lab):
-    assert_only_pods_are_gone(Mesh(lab), "vm1")
+    assert_only_pods_are_gone(Mesh(lab), "vm1", reboot_itself)
 
 
 def test_a_restart_of_networkd_does_not_cut_pods_off(lab):
