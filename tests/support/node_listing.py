@@ -8,6 +8,7 @@ import re
 from lab_command import LabCommand
 
 SCRIPT = r"""
+export SYSTEMD_BUS_TIMEOUT=240  # seconds; a machine with much to do needs more than the usual 25
 prune="-path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/tmp \
   -o -path /var/log -o -path /root/.ansible \
   -o -path /var/lib/tailscale"
@@ -39,6 +40,8 @@ _NOISE = re.compile(
 def listing(lab: LabCommand, node: str) -> list[str]:
     lines = lab.on(node, SCRIPT, check=False).splitlines()
     assert len(lines) > 1000, lines[-20:]
+    for part in ("unit file ", "unit ", "link ", "route -4 ", "rule -6 ", "sysctl ", "user "):
+        assert any(line.startswith(part) for line in lines), f"{node} did not say: {part}"
     return sorted(line.rstrip() for line in lines if not _NOISE.search(line))
 
 
