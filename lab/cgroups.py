@@ -36,6 +36,10 @@ class Cgroup:
                 for limit in ("cpuset.cpus", "cpuset.mems"):
                     if (level / limit).exists() and not (level / limit).read_text().strip():
                         (level / limit).write_text((level.parent / limit).read_text())
+            shares = path.parent / "cpu.shares"
+            if shares.exists():  # otherwise all machines together weigh as much as one process
+                machines = sum(one.is_dir() for one in path.parent.iterdir())
+                shares.write_text(str(1024 * machines))
 
     def _count_memory(self) -> None:
         """In cgroup v2 a controller is handed down level by level; without it, nobody counts."""
