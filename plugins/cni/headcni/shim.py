@@ -115,7 +115,8 @@ def _send(server: "_socket.socket", message: bytes, netns_fd: "int | None") -> N
         fds = netns_fd.to_bytes(4, sys.byteorder)
         passed.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds))
     sent = server.sendmsg([message], passed)
-    server.sendall(memoryview(message)[sent:])
+    if sent < len(message):  # or it may have been answered, and the connection closed
+        server.sendall(memoryview(message)[sent:])
 
 
 def _receive(server: "_socket.socket", length: int) -> bytes:
