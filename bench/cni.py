@@ -81,7 +81,9 @@ class Calls:
 
     def once(self) -> Mapping[str, float]:
         pod = self.stage.pod()
-        return {"ADD": timed(lambda: self.add(pod)), "DEL": timed(lambda: self.delete(pod))}
+        took = {"ADD": timed(lambda: self.add(pod)), "DEL": timed(lambda: self.delete(pod))}
+        self.stage.settle()
+        return took
 
     def _program(self, conf: dict[str, Any]) -> Any:
         folder = self.stage.bin if conf["type"] == "headcni" else tools.CNI.bin
@@ -200,6 +202,7 @@ def _burst(stage: Stage, calls: Calls, at_a_time: int) -> tuple[float, list[floa
         )
         rate = len(pods) / (time.perf_counter() - began)
         list(workers.map(lambda pod: inside(lambda: calls.delete(pod)), pods))
+    stage.settle()
     return rate, latencies
 
 
@@ -238,6 +241,7 @@ def _overhead(stage: Stage, findings: Findings) -> None:
         took = timed(lambda: calls.add(pod))
         steps = {step: value - before.get(step, 0.0) for step, value in spent().items()}
         calls.delete(pod)
+        stage.settle()
         return {"whole": took, "shim": took - steps["daemon"], **steps}
 
     found = in_turns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,15 @@ class Stage:
                 labels, _, value = line.removeprefix(name).rpartition(" ")
                 found[labels] = float(value)
         return found
+
+    def settle(self) -> None:
+        """The daemon deletes links after it has answered: the next one's turn is not for that."""
+        until = time.monotonic() + PATIENCE
+        with closing(sqlite3.connect(self.data / "headcni.db")) as db:
+            while db.execute("SELECT count(*) FROM tombstone").fetchone() != (0,):
+                if time.monotonic() > until:
+                    raise RuntimeError(f"links are not deleted within {PATIENCE} s")
+                time.sleep(0.005)
 
     def rss(self) -> float:
         """MiB of the daemon."""

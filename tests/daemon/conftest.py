@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cni_node import CniNode
+from cni_node import EMPTY, CniNode
 
 from headcni.shim import request
 from tests.cni.conftest import datapath as datapath
@@ -74,6 +74,11 @@ class ServedNode(CniNode):
         while not condition():
             assert time.monotonic() < until, f"not within {seconds} s\n{self.log.read_text()}"
             time.sleep(0.01)
+
+    def is_empty(self) -> bool:
+        """Nothing is left of any pod; the daemon deletes links after it has answered a DEL."""
+        self.wait_for(lambda: self.leftovers() == EMPTY)
+        return True
 
     def said(self, text: str) -> int:
         """How many lines of the server's log have the text."""

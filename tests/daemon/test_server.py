@@ -95,7 +95,7 @@ class TestServed:
         node.call("GC", {**conf, "cni.dev/valid-attachments": valid}).succeeds()
         node.check(conf, pod, result).succeeds()
         node.delete(conf, pod).succeeds()
-        assert node.leftovers() == EMPTY
+        assert node.is_empty()
         assert node.has_served(ADD=1, CHECK=2, STATUS=1, GC=1, DEL=1)
 
     def test_it_does_on_every_python(self, node, python):
@@ -105,7 +105,7 @@ class TestServed:
         result = node.add(conf, pod).ok
         node.check(conf, pod, result).succeeds()
         node.delete(conf, pod).succeeds()
-        assert node.leftovers() == EMPTY
+        assert node.is_empty()
         assert node.has_served(ADD=1, CHECK=1, DEL=1)
 
     def test_version_needs_no_daemon(self, node, server):
@@ -140,7 +140,7 @@ class TestServed:
         held.release()
         assert late.wait(20) == 0, late.communicate()
         assert held.noted() == ["ADD begins", "ADD ends", "DEL begins", "DEL ends"]
-        assert node.leftovers() == EMPTY
+        assert node.is_empty()
 
     def test_a_headcni_that_headcni_calls_always_finds_a_thread(self, node, server):
         inner = {"type": "headcni", "ipMasq": False}
@@ -152,7 +152,7 @@ class TestServed:
         assert node.has_served(ADD=2 * len(pods))
         with ThreadPoolExecutor(len(pods)) as pool:
             list(pool.map(lambda pod: node.delete(conf, pod).succeeds(), pods))
-        assert node.leftovers() == EMPTY
+        assert node.is_empty()
 
     def test_a_hook_that_fails_does_not_fail_the_pod(self, node):
         node.start(
@@ -296,7 +296,7 @@ class TestWithoutIt:
         assert call.returncode == 0, out + err
         assert "10.55.1.9/24" in out
         node.delete(held.conf, pod, **held.path).succeeds()
-        assert node.leftovers() == EMPTY
+        assert node.is_empty()
 
     def test_a_daemon_that_stops_answers_what_it_has_begun(self, node, server, held):
         pod, conf = node.pod(), held.conf

@@ -176,8 +176,13 @@ def test_a_link_that_was_deleted_under_a_running_pod_is_made_anew(cluster, watch
     print(f"mended {time.monotonic() - began:.1f} s after it was cut")
     cluster.delete_pod("cut")
     until(lambda: "cut" not in cluster.attachments(NODE))
-    links = cluster.on(NODE, "ls /sys/class/net | grep ^hc", check=False).split()
-    assert sorted(links) == sorted(cluster.attachments(NODE).values())  # CoreDNS may be here
+    list_links = "ls /sys/class/net | grep ^hc"
+    until(  # CoreDNS may be here
+        lambda: (
+            sorted(cluster.on(NODE, list_links, check=False).split())
+            == sorted(cluster.attachments(NODE).values())
+        )
+    )
 
 
 def test_a_host_network_pod_is_left_alone(cluster, watcher):

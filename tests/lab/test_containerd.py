@@ -72,7 +72,7 @@ def test_pods_start_talk_answer_on_a_host_port_and_stop_without_a_trace(cri):
 
     for pod in (web, client):
         cri.on("node1", f"{CRICTL} stopp {pod} && {CRICTL} rmp {pod}")
-    assert "hc" not in cri.on("node1", "ls /sys/class/net | grep ^hc", check=False)
+    cri.wait("node1", "! ls /sys/class/net | grep ^hc")
     assert ": 10.55." not in cri.on("node1", "nft list table inet headcni")
 
 
@@ -109,4 +109,4 @@ def test_a_failing_add_is_told_to_the_operator_in_our_words(cri):
     assert "host port 8081/tcp leads to another pod already" in said
     assert "default/first" in said
     cri.on("node1", f"{CRICTL} rmp -fa")
-    assert "hc" not in cri.on("node1", "ls /sys/class/net | grep ^hc", check=False)
+    cri.wait("node1", "! ls /sys/class/net | grep ^hc")

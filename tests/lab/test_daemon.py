@@ -278,5 +278,6 @@ def test_every_measure_moves(approving, pods):
         "headcni_scrape_errors_total",
         "headcni_scrape_errors",
         "headcni_cni_calls",
+        "headcni_links_to_delete",
         "headcni_kubernetes_request_duration_seconds",
     }

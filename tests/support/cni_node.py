@@ -25,6 +25,7 @@ EMPTY = {
     "attachment": [],
     "port": [],
     "plugin_state": [],
+    "tombstone": [],
 }
 _numbers = itertools.count()
 
@@ -302,7 +303,7 @@ class CniNode:
         veths = {link for link in self.netns.links() if link.startswith("hc")}
         rows = {}
         with sqlite3.connect(self.tmp / "data" / "headcni.db") as db:
-            for table in ("allocation", "attachment", "port", "plugin_state"):
+            for table in ("allocation", "attachment", "port", "plugin_state", "tombstone"):
                 rows[table] = db.execute(f"SELECT * FROM {table}").fetchall()
         mapped = [
             line.strip()

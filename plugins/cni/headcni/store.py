@@ -84,10 +84,17 @@ _VERSION_1 = (
         PRIMARY KEY (network, container_id, ifname, place))""",
 )
 
+# A pod's link that DEL took down and did not wait for. Its address is free when it is gone.
+_VERSION_2 = (
+    """CREATE TABLE tombstone (
+        network TEXT NOT NULL, container_id TEXT NOT NULL, ifname TEXT NOT NULL,
+        link INTEGER NOT NULL, PRIMARY KEY (network, container_id, ifname)) WITHOUT ROWID""",
+)
+
 # Step i brings version i to i + 1. A step that older releases can live with (a new table or
 # index) leaves meta.oldest_reader alone, so that a roll-back of the release keeps the store; any
 # other (a new column, too) raises it to its own version.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
 
 
 # Pools stay, for their cursors: addresses of before the reboot are not used again at once.
@@ -97,6 +104,7 @@ _END_OF_BOOT = (
     "DELETE FROM span",
     "DELETE FROM attachment",
     "DELETE FROM port",
+    "DELETE FROM tombstone",
     "DELETE FROM meta WHERE key = 'lost'",
     "UPDATE network SET ranges = ''",
 )
@@ -124,6 +132,13 @@ class PluginState:
     type: str
     config: dict[str, Any]
     result: dict[str, Any]
+
+
+class Tombstone(NamedTuple):
+    """A link of a pod that is gone, by its index: to be deleted before the address is free."""
+
+    owner: Owner
+    link: int
 
 
 class Lost(NamedTuple):
@@ -242,11 +257,32 @@ class Store:
         )
 
     def forget(self, owner: Owner) -> bool:
-        """Drop it; false if it was not known."""
-        return self._write(
-            "DELETE FROM attachment WHERE network = ? AND container_id = ? AND ifname = ?",
-            *_key(owner),
-        )
+        """Drop it, and nothing is left of it; false if it was not known."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            db.execute(
+                "DELETE FROM tombstone WHERE network = ? AND container_id = ? AND ifname = ?",
+                _key(owner),
+            )
+            return _drop_attachment(db, owner)
+
+        return self.atomically(work)
+
+    def bury(self, tombstone: Tombstone) -> None:
+        """Drop the owner's attachment and know in its place that a link of it is to be deleted."""
+
+        def work(db: sqlite3.Connection) -> None:
+            _drop_attachment(db, tombstone.owner)
+            db.execute(
+                "INSERT OR REPLACE INTO tombstone VALUES (?, ?, ?, ?)",
+                (*_key(tombstone.owner), tombstone.link),
+            )
+
+        self.atomically(work)
+
+    def tombstones(self) -> list[Tombstone]:
+        rows = self._all("SELECT network, container_id, ifname, link FROM tombstone")
+        return [Tombstone(Owner(*row[:3]), row[3]) for row in rows]
 
     def save_plugin_state(self, owner: Owner, state: PluginState) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -503,6 +539,31 @@ def insert_allocations(
             taken.append(leased)
             position += 1
     return tuple(taken)
+
+
+def drop_tombstone(db: sqlite3.Connection, tombstone: Tombstone) -> bool:
+    """False if it was not there: somebody else has dropped it, and may have used the owner's name
+    for a new pod since."""
+    dropped = db.execute(
+        "DELETE FROM tombstone WHERE network = ? AND container_id = ? AND ifname = ? AND link = ?",
+        (*_key(tombstone.owner), tombstone.link),
+    )
+    return dropped.rowcount > 0
+
+
+def owners_buried(db: sqlite3.Connection, network: str) -> set[Owner]:
+    rows = db.execute(
+        "SELECT network, container_id, ifname FROM tombstone WHERE network = ?", (network,)
+    )
+    return {Owner(*row) for row in rows}
+
+
+def _drop_attachment(db: sqlite3.Connection, owner: Owner) -> bool:
+    dropped = db.execute(
+        "DELETE FROM attachment WHERE network = ? AND container_id = ? AND ifname = ?",
+        _key(owner),
+    )
+    return dropped.rowcount > 0
 
 
 def is_lost(db: sqlite3.Connection) -> bool:

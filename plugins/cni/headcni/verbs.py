@@ -10,16 +10,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_interface
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
-from . import chain, config, result
+from . import buried, chain, config, result
 from .call import Call
 from .datapath import firewall, link, netns
 from .datapath.netlink import Netlink
 from .errors import (
+    ADDRESS_TAKEN,
     BAD_ENVIRONMENT,
     CHECK_FAILED,
     INTERNAL,
@@ -34,9 +35,12 @@ from .ipam.allocate import Ipam
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import LeasedAddress, NetworkConfig, Owner, PodRef
-from .store import Attachment, Store
+from .store import Attachment, Store, Tombstone
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
+TRIES = 3  # for what a link that is still to be deleted may stand in the way of
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Node:
     store: Store
     ipam: Ipam
     kernel: Netlink
+    bury: Optional[Callable[[], None]] = None  # given where somebody deletes links after the answer
     phases: dict[str, float] = field(default_factory=dict)
     attachment: Optional[Attachment] = None  # what ADD made or found, and what DEL took away
 
@@ -134,6 +139,9 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
     owner, pod = _owner(network, call), call.pod
+    pending = node.store.tombstones()
+    if pending and (node.bury is None or any(one.owner == owner for one in pending)):
+        buried.finish(node.store, node.kernel)
     known = node.store.attachment(owner)
     if known is not None:
         if known.netns == call.netns and _still_there(node, network, known):
@@ -151,10 +159,12 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             fd = undo.enter_context(_pod_namespace(call))
             undo.callback(node.ipam.release, owner)
             with node.phase("ipam"):
-                leased = _lease(node, network, owner, call, undo)
+                leased = _unhindered(
+                    node, pending, lambda: _lease(node, network, owner, call, undo)
+                )
             with node.phase("link"):
                 cable = link.plan(network, owner, leased)
-                link.connect(node.kernel, network, cable, fd)
+                _unhindered(node, pending, lambda: link.connect(node.kernel, network, cable, fd))
             undo.callback(link.disconnect, node.kernel, cable.host)
             with node.phase("firewall"):
                 if network.ip_masq or network.port_mappings:
@@ -179,28 +189,68 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
 def delete(node: Node, network: NetworkConfig, call: Call) -> None:
     owner = _owner(network, call)
     node.attachment = node.store.attachment(owner)
-    _undo(node, network, owner, call)
+    _undo(node, network, owner, call, node.bury)
+    if node.bury is None:
+        with suppress(CniError):  # what a daemon that was killed has left is not this pod's concern
+            buried.finish(node.store, node.kernel)
 
 
-def _undo(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:
+def _undo(
+    node: Node,
+    network: NetworkConfig,
+    owner: Owner,
+    call: Call,
+    bury: Optional[Callable[[], None]] = None,
+) -> None:
     """Take away whatever the owner has. Every step is tried, and is fine with finding nothing; the
-    address is given back last, when nothing can use it any more."""
-    failures = []
-    steps: list[Callable[[], object]] = [
+    address is given back last, when nothing can use it any more. With `bury` the link is only cut,
+    and its deletion and the address are left to whoever that calls."""
+    failures: list[CniError] = []
+    name = link.host_name(owner)
+    _each(
+        failures,
         lambda: chain.delete(network, call.env, owner, node.store),
         lambda: firewall.withdraw(node.store, owner),
-        lambda: link.disconnect(node.kernel, link.host_name(owner)),
+    )
+    if bury is not None and not failures and not _other_ipam(network):
+        index = link.cut(node.kernel, name)
+        if index:
+            node.store.bury(Tombstone(owner, index))
+            bury()
+            return
+    _each(
+        failures,
+        lambda: link.disconnect(node.kernel, name),
         lambda: _release(node, network, owner, call),
-    ]
+    )
+    if failures:
+        first = failures[0]
+        raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
+    node.store.forget(owner)
+
+
+def _each(failures: list[CniError], *steps: Callable[[], object]) -> None:
     for step in steps:
         try:
             step()
         except CniError as problem:
             failures.append(problem)
-    if failures:
-        first = failures[0]
-        raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
-    node.store.forget(owner)
+
+
+def _unhindered(node: Node, pending: Sequence[Tombstone], work: Callable[[], T]) -> T:
+    """Links that are to be deleted may hold the pod's address, or its interface's name: if so, they
+    are not waited for. `pending` may have been deleted since."""
+    for _unused in range(TRIES):
+        try:
+            return work()
+        except CniError as problem:
+            hindered = isinstance(problem, link.InterfaceTaken)
+            if not hindered and problem.code not in (ADDRESS_TAKEN, TRY_AGAIN):
+                raise
+            if not buried.finish(node.store, node.kernel) and not pending:
+                raise
+            pending = ()
+    return work()
 
 
 def check(node: Node, network: NetworkConfig, call: Call) -> None:
@@ -233,6 +283,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             "GC needs the list of valid attachments",
             "cni.dev/valid-attachments is missing: expected a list, possibly empty",
         )
+    buried.finish(node.store, node.kernel)
     name = chain.nested_name(network.name, call.env)
     known = {attachment.owner for attachment in node.store.attachments(name)}
     known.update(node.store.owners_with_plugin_states(name))
@@ -360,8 +411,12 @@ def _lease(
 
 def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:
     node.ipam.release(owner)
-    if network.ipam.type not in (OUR_IPAM, "") and not network.delegates:
+    if _other_ipam(network):
         chain.ipam_del(network, call.env)
+
+
+def _other_ipam(network: NetworkConfig) -> bool:
+    return network.ipam.type not in (OUR_IPAM, "") and not network.delegates
 
 
 def open_loopback(network: NetworkConfig, cable: link.Cable) -> None:

@@ -12,7 +12,7 @@ from headcni import errors
 from headcni.errors import CniError
 from headcni.ipam.allocate import ATTEMPTS, HOLD_SECONDS, Ipam, Usage
 from headcni.model import IpamConfig, Owner
-from headcni.store import Store
+from headcni.store import Store, Tombstone
 from tests.unit.cni.ipam_support import (
     addresses,
     audit,
@@ -351,6 +351,29 @@ def test_collecting_frees_what_is_not_valid_and_only_on_this_network(node):
     assert [lease.owner.container_id for lease in node.ipam.leases("pods")] == ["c1"]
     assert len(node.ipam.leases("other")) == 1
     assert node.ipam.collect("pods", [owner("c1")]) == []
+
+
+def test_an_address_is_held_back_until_its_tombstone_goes(node):
+    first = node.add("c1", SMALL)
+    grave = Tombstone(owner("c1"), 17)
+    node.store.bury(grave)
+    assert node.ipam.collect("pods", []) == []  # GC leaves it to whoever deletes the link
+    assert len(node.ipam.leases("pods")) == 1
+    node.ipam.release_buried([grave])
+    audit(node.store)
+    assert node.ipam.leases("pods") == [] and node.store.tombstones() == []
+    assert first[0] in free_addresses(node.store)
+
+
+def test_a_tombstone_that_is_gone_or_another_ones_frees_nothing(node):
+    """The names of its owner may be another pod's by now."""
+    node.add("c1", SMALL)
+    node.ipam.release_buried([Tombstone(owner("c1"), 17)])
+    node.store.bury(Tombstone(owner("c1"), 18))
+    node.ipam.release_buried([Tombstone(owner("c1"), 17)])
+    audit(node.store)
+    assert len(node.ipam.leases("pods")) == 1
+    assert node.store.tombstones() == [Tombstone(owner("c1"), 18)]
 
 
 def test_usage_counts_each_range_set(node):

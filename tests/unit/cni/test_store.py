@@ -18,7 +18,7 @@ from headcni import errors
 from headcni import store as store_module
 from headcni.ipam.allocate import Ipam
 from headcni.model import LeasedAddress, PodRef
-from headcni.store import Attachment, PluginState, Store
+from headcni.store import Attachment, PluginState, Store, Tombstone
 from tests.unit.cni.ipam_support import addresses, audit, ipam_config, nobody_has, owner
 
 WEB = PodRef("default", "web-0", "4f1c")
@@ -90,6 +90,39 @@ def test_forgetting_says_whether_there_was_anything(store):
     assert store.forget(owner("c1")) is True
     assert store.forget(owner("c1")) is False
     assert store.attachments() == []
+
+
+def test_a_tombstone_takes_the_attachments_place_until_it_is_forgotten(store):
+    store.remember(attachment("c1"))
+    store.bury(Tombstone(owner("c1"), 17))
+    assert store.attachments() == []
+    assert store.tombstones() == [Tombstone(owner("c1"), 17)]
+    store.bury(Tombstone(owner("c1"), 18))
+    assert store.tombstones() == [Tombstone(owner("c1"), 18)]
+    assert store.forget(owner("c1")) is False
+    assert store.tombstones() == []
+
+
+def test_a_reboot_ends_tombstones(path):
+    with Store(path, boot_id="boot-1") as before:
+        before.bury(Tombstone(owner("c1"), 17))
+    with Store(path, boot_id="boot-2") as after:
+        assert after.tombstones() == []
+
+
+def test_a_store_of_the_release_without_tombstones_gets_them(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:1])
+        with Store(path, boot_id="boot-1") as before:
+            before.remember(attachment("c1"))
+    with Store(path, boot_id="boot-1") as after:
+        assert after.lost is None
+        assert after.attachment(owner("c1")) == attachment("c1")
+        after.bury(Tombstone(owner("c1"), 17))
+    with monkeypatch.context() as patch:  # and after a roll-back it is still read
+        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:1])
+        with Store(path, boot_id="boot-1") as rolled_back:
+            assert rolled_back.lost is None
 
 
 def test_attachments_are_listed_by_network(store):

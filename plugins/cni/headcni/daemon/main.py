@@ -353,6 +353,11 @@ class Daemon:
         self.metrics.gauge(
             "attachments", "Pod interfaces.", lambda: float(len(self.store.attachments()))
         )
+        self.metrics.gauge(
+            "links_to_delete",
+            "Links of deleted pods that are still there.",
+            lambda: float(len(self.store.tombstones())),
+        )
         self.metrics.gauge("ip_pool_addresses", "Addresses.", self._pools, ("network", "state"))
 
     def _pools(self) -> dict[Tuple[str, ...], float]:

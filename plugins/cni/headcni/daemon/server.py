@@ -37,6 +37,7 @@ from ..ipam.allocate import Ipam
 from ..shim import NETNS, SOCKET
 from ..store import DATA_DIR, Store
 from . import protocol
+from .links import LinkRemover
 
 BACKLOG = 256
 MAX_READING = 128
@@ -87,7 +88,9 @@ class CniServer:
         self._on_call = on_call
         self._log = log
         self._home = os.readlink(NETNS)
-        self._stores = _Stores()
+        # A daemon that was killed may have left tombstones in a store.
+        self._stores = _Stores(lambda data_dir: self._links.wake(data_dir))
+        self._links = LinkRemover(self._stores.get, self._stores.drop, log)
         self._calls = _Calls(self._serve)
         self._door = _Door(socket_path, self._take, log)
 
@@ -98,6 +101,7 @@ class CniServer:
         except CniError as problem:  # each call will say so, and the daemon has other work, too
             self._log(f'msg="the store cannot be used" error="{problem}"')
         self._door.open()
+        self._links.start()
 
     def stop(self, limit: float = 30.0) -> bool:
         """Take no more calls and finish those that have begun; false if some outlast the limit.
@@ -105,15 +109,17 @@ class CniServer:
         Those stay connected until the process ends: were they closed, their shims would run them a
         second time beside us.
         """
+        deadline = time.monotonic() + limit
         self._door.close()
         finished = self._calls.finish(limit)
+        finished = self._links.stop(max(1.0, deadline - time.monotonic())) and finished
         if finished:
             self._stores.close()
         self._door.give_up_the_path()
         return finished
 
     def is_alive(self) -> bool:
-        return self._door.is_alive()
+        return self._door.is_alive() and self._links.is_alive()
 
     @property
     def calls(self) -> int:
@@ -147,6 +153,7 @@ class CniServer:
             self._log(f'msg="a call was left to its shim" reason="no netlink: {problem}"')
             return
         env = call.request.env
+        buried: list[str] = []
         began = time.monotonic()
         verb = env.get("CNI_COMMAND", "")
         if call.request.is_ipam:
@@ -157,10 +164,13 @@ class CniServer:
             verb = f"LOOPBACK-{verb}"
             outcome = verbs.Outcome(*loopback.run(env, call.request.stdin, call.netns_fd))
         else:
-            outcome = verbs.run(env, call.request.stdin, call.netns_fd, self._opener(worker))
+            opener = self._opener(worker, buried.append)
+            outcome = verbs.run(env, call.request.stdin, call.netns_fd, opener)
         took = time.monotonic() - began
         with suppress(OSError):  # its shim was ended meanwhile; the runtime will send a DEL
             call.answer(outcome.exit_code, outcome.output)
+        for data_dir in buried:
+            self._links.wake(data_dir)
         response = time.monotonic() - call.arrived
         phases = {"wait": began - call.arrived, **outcome.phases}
         self._report(Served(verb, outcome, took, response, phases))
@@ -173,12 +183,12 @@ class CniServer:
         except Exception as problem:  # whatever it is, the pod has its network
             self._log(f'msg="on_call failed" error="{type(problem).__name__}: {problem}"')
 
-    def _opener(self, worker: _Worker) -> verbs.Opener:
+    def _opener(self, worker: _Worker, bury: Callable[[str], None]) -> verbs.Opener:
         @contextmanager
         def warm(data_dir: str) -> Iterator[verbs.Node]:
             store = self._stores.get(data_dir)
             try:
-                yield verbs.Node(store, Ipam(store), worker.kernel)
+                yield verbs.Node(store, Ipam(store), worker.kernel, lambda: bury(data_dir))
             except Exception as problem:  # a process of its own would begin anew: so do we
                 worker.renew()
                 if not isinstance(problem, CniError) or problem.code == STORE:
@@ -382,7 +392,8 @@ class _Worker:
 class _Stores:
     """The stores in use, kept open: one, on a node with one network."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: Callable[[str], None]) -> None:
+        self._opened = opened
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
 
@@ -394,6 +405,7 @@ class _Stores:
                 while len(self._open) >= STORES_KEPT:
                     del self._open[next(iter(self._open))]
                 self._open[data_dir] = store
+                self._opened(data_dir)
             return store
 
     def drop(self, data_dir: str) -> None:

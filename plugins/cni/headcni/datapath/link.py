@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Optional
@@ -20,7 +20,12 @@ SYSFS = "/sys/class/net"
 RTM_GETROUTE = 26
 RTM_F_FIB_MATCH = 0x2000
 RTN_LOCAL = 2
+AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+
+
+class InterfaceTaken(CniError):
+    """The pod has an interface of that name already."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: in
     except KernelError as problem:
         kernel.do([rtnl.delete_link(cable.host)])
         if problem.errno == errno.EEXIST:
-            raise CniError(
+            raise InterfaceTaken(
                 INTERNAL,
                 f"the pod has an interface {cable.pod} already, which HeadCNI did not make",
                 "choose another CNI_IFNAME, or remove it",
@@ -140,6 +145,22 @@ def disconnect(kernel: Netlink, host: str) -> None:
     """Delete the host's end; the pod's end, its routes and its qdiscs go with it."""
     if kernel.index(host):
         kernel.do([rtnl.delete_link(host)])
+
+
+def cut(kernel: Netlink, host: str) -> int:
+    """Take the host's end down: from now on the pod neither sends nor hears, and the node's routes
+    to it are gone. This takes no time, unlike to delete it. Its index, 0 if it is not there."""
+    index = kernel.index(host)
+    if index:
+        kernel.do([rtnl.link_down(host)])
+    return index
+
+
+def delete(kernel: Netlink, links: Mapping[str, int]) -> None:
+    """Delete links by name and index: those that have both."""
+    there = [index for name, index in links.items() if kernel.index(name) == index]
+    for start in range(0, len(there), AT_ONCE):
+        kernel.do(rtnl.delete_links(there[start : start + AT_ONCE]))
 
 
 def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Optional
 
 from ..model import Address, Bandwidth, Network
@@ -25,7 +26,7 @@ RTM_NEWLINK, RTM_DELLINK = 16, 17
 RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWQDISC = 20, 24, 36
 
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_LINKINFO = 1, 3, 4, 10, 18
-IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_NET_NS_FD = 20, 26, 28
+IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
 IFLA_INFO_KIND, IFLA_INFO_DATA, IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 VETH_INFO_PEER = 1
 IFLA_BRPORT_MODE = 4  # hairpin
@@ -50,6 +51,7 @@ RT_TABLE_MAIN = 254
 RTPROT_STATIC = 4
 LAST_RESORT = 0x7FFFFFFF
 RTPROT_HEADCNI = 72  # marks every route of ours in the host's namespace
+DEAD_LINKS = 0x48434E49  # a group for links to delete; only they are ever put into it
 
 TCA_KIND, TCA_OPTIONS = 1, 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
@@ -128,12 +130,28 @@ def link_up(name: str) -> Request:
 
 def link_down(name: str) -> Request:
     body = _link(change=IFF_UP) + text(IFLA_IFNAME, name)
-    return Request(RTM_NEWLINK, 0, body, f"take {name} down")
+    return Request(RTM_NEWLINK, 0, body, f"take {name} down", fine=(errno.ENODEV,))
 
 
 def delete_link(name: str) -> Request:
     body = _link() + text(IFLA_IFNAME, name)
     return Request(RTM_DELLINK, 0, body, f"delete {name}", fine=(errno.ENODEV,))
+
+
+def delete_links(indexes: Iterable[int]) -> list[Request]:
+    """Several in one grace period of the kernel, which only a whole group of links can share."""
+    requests = [
+        Request(
+            RTM_NEWLINK,
+            0,
+            _link(index) + u32(IFLA_GROUP, DEAD_LINKS),
+            f"mark link {index} as dead",
+            fine=(errno.ENODEV,),
+        )
+        for index in indexes
+    ]
+    group = _link() + u32(IFLA_GROUP, DEAD_LINKS)
+    return [*requests, Request(RTM_DELLINK, 0, group, "delete links", fine=(errno.ENODEV,))]
 
 
 def new_address(index: int, address: Address, prefixlen: int, where: str) -> Request:

@@ -10,7 +10,16 @@ from typing import Callable, NamedTuple, Union
 
 from ..errors import ADDRESS_TAKEN, INTERNAL, INVALID_CONFIG, STORE, TRY_AGAIN, CniError
 from ..model import Address, IpamConfig, Lease, LeasedAddress, Owner, Range
-from ..store import Store, insert_allocations, is_lost, lease_of_owner, leases_of_network
+from ..store import (
+    Store,
+    Tombstone,
+    drop_tombstone,
+    insert_allocations,
+    is_lost,
+    lease_of_owner,
+    leases_of_network,
+    owners_buried,
+)
 from . import space
 from .pool import STRATEGIES, Below, gateways, size, system_below, usable
 from .recover import adopt_remembered
@@ -125,6 +134,20 @@ class Ipam:
 
         return self.store.atomically(work)
 
+    def release_buried(self, tombstones: Iterable[Tombstone]) -> None:
+        """Free what was held back for links that are gone now."""
+        gone = tuple(tombstones)
+
+        def work(db: Db) -> None:
+            for tombstone in gone:
+                if drop_tombstone(db, tombstone):
+                    lease = lease_of_owner(db, tombstone.owner)
+                    if lease is not None:
+                        _free(db, lease)
+
+        if gone:
+            self.store.atomically(work)
+
     def lease(self, owner: Owner) -> Lease | None:
         return self.store.read(lambda db: lease_of_owner(db, owner))
 
@@ -132,14 +155,17 @@ class Ipam:
         return self.store.read(lambda db: leases_of_network(db, network))
 
     def collect(self, network: str, valid: Iterable[OwnerLike]) -> list[Lease]:
-        """Free what is held on the network by others than the valid; say what that was."""
+        """Free what is held on the network by others than the valid; say what that was. What is
+        held back for a link is freed with the link."""
         keep = {(v.container_id, v.ifname) if isinstance(v, Owner) else tuple(v) for v in valid}
 
         def work(db: Db) -> list[Lease]:
+            buried = owners_buried(db, network)
             dead = [
                 lease
                 for lease in leases_of_network(db, network)
                 if (lease.owner.container_id, lease.owner.ifname) not in keep
+                and lease.owner not in buried
             ]
             for lease in dead:
                 _free(db, lease)

@@ -1,0 +1,29 @@
+"""Links that outlive their pods by some milliseconds.
+
+The kernel takes 15 to 20 of them to delete a link. So DEL in the daemon takes the link down, which
+ends all that it did, leaves a tombstone in the store and answers; the daemon deletes the link
+(daemon/links.py). A tombstone that it did not get to is met by whoever comes next, here.
+"""
+
+from __future__ import annotations
+
+from .datapath import link
+from .datapath.netlink import Netlink
+from .ipam.allocate import Ipam
+from .store import Store
+
+
+def finish(store: Store, kernel: Netlink) -> int:
+    """Delete the links that have a tombstone and free their addresses; how many there were.
+
+    Several may be at this at once: a link is known by name and index, so that a new one by the same
+    name is safe, and of one tombstone only who drops it frees an address.
+    """
+    tombstones = {link.host_name(one.owner): one for one in store.tombstones()}
+    try:
+        link.delete(kernel, {name: one.link for name, one in tombstones.items()})
+    finally:  # what is gone is gone, whatever has become of the others
+        Ipam(store).release_buried(
+            one for name, one in tombstones.items() if kernel.index(name) != one.link
+        )
+    return len(tombstones)
