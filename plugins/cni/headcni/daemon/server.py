@@ -88,9 +88,9 @@ class CniServer:
         self._on_call = on_call
         self._log = log
         self._home = os.readlink(NETNS)
-        # A daemon that was killed may have left tombstones in a store.
-        self._stores = _Stores(lambda data_dir: self._links.wake(data_dir))
+        self._stores = _Stores()
         self._links = LinkRemover(self._stores.get, self._stores.drop, log)
+        self._stores.opened = self._links.wake  # a daemon that was killed may have left tombstones
         self._calls = _Calls(self._serve)
         self._door = _Door(socket_path, self._take, log)
 
@@ -392,8 +392,8 @@ class _Worker:
 class _Stores:
     """The stores in use, kept open: one, on a node with one network."""
 
-    def __init__(self, opened: Callable[[str], None]) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
+        self.opened: Callable[[str], None] = lambda _unused: None  # told of each folder
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
 
@@ -405,7 +405,7 @@ class _Stores:
                 while len(self._open) >= STORES_KEPT:
                     del self._open[next(iter(self._open))]
                 self._open[data_dir] = store
-                self._opened(data_dir)
+                self.opened(data_dir)
             return store
 
     def drop(self, data_dir: str) -> None:
