@@ -139,10 +139,11 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
     owner, pod = _owner(network, call), call.pod
-    pending = node.store.tombstones()
+    pending, known = node.store.read(
+        lambda _unused: (node.store.tombstones(), node.store.attachment(owner))
+    )
     if pending and (node.bury is None or any(one.owner == owner for one in pending)):
         buried.finish(node.store, node.kernel)
-    known = node.store.attachment(owner)
     if known is not None:
         if known.netns == call.netns and _still_there(node, network, known):
             node.attachment = known

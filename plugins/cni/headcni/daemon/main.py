@@ -6,6 +6,7 @@ need ends with the daemon: routes, links and rules stay when it stops.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -554,6 +555,8 @@ def run(path: str) -> int:
         logs.set_up()
         log.fatal("the daemon cannot start", problem=problem)
         return 1
+    gc.collect()
+    gc.freeze()  # a full collection that looked through all modules would hold up a call by 20 ms
     notifier.tell("READY=1", f"STATUS=serving {config.daemon.socket}")
     log.info("ready", version=__version__, mode=config.tailscale.mode)
     beat = notifier.watchdog / 3 or 3600.0

@@ -100,12 +100,11 @@ def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[P
 def ensure(store: Store, network: NetworkConfig) -> None:
     """The table is there and knows this network."""
     wanted = _wanted(network)
-    row = store.read(
-        lambda db: db.execute(
-            "SELECT pods, masqueraded, cluster FROM firewall WHERE network = ?", (network.name,)
-        ).fetchone()
+    select = "SELECT pods, masqueraded, cluster FROM firewall WHERE network = ?"
+    row, comment = store.read(
+        lambda db: (db.execute(select, (network.name,)).fetchone(), _comment(db))
     )
-    if row == wanted and nft.table_comment(TABLE) == store.read(_comment):
+    if row == wanted and nft.table_comment(TABLE) == comment:
         return
 
     def work(db: sqlite3.Connection) -> None:
