@@ -34,6 +34,14 @@ options:
     description: Log in anew, with a new node key, even if there is no need.
     type: bool
     default: false
+  login:
+    description:
+      - V(now) logs in where that is needed, with O(auth_key).
+      - V(later) leaves a node that must log in as it is, and says so in RV(ignore:needs_login). So
+        it can be found out who needs a key before one is made.
+    type: str
+    choices: [now, later]
+    default: now
   hostname:
     description: The node's name in the tailnet. An empty one is that of the machine.
     type: str
@@ -105,7 +113,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 needs_login:
-  description: Whether the node had to log in, or would have to.
+  description: Whether the node had to log in, or would have to, or has to with O(login=later).
   returned: success
   type: bool
 login_reason:
@@ -118,8 +126,8 @@ backend_state:
   type: str
   sample: Running
 node_key:
-  description: The node's public key, by which Headscale knows it. Empty in check mode if the node
-    would have to log in.
+  description: The node's public key, by which Headscale knows it. Empty if the node has yet to log
+    in, as in check mode.
   returned: success
   type: str
   sample: nodekey:0000000000000000000000000000000000000000000000000000000000000001
@@ -168,6 +176,7 @@ SPEC = {
     "login_server": {"type": "str", "default": ""},
     "auth_key": {"type": "str", "default": "", "no_log": True},
     "force_reauth": {"type": "bool", "default": False},
+    "login": {"type": "str", "choices": ["now", "later"], "default": "now"},
     "hostname": {"type": "str"},
     "tags": {"type": "list", "elements": "str"},
     "accept_routes": {"type": "bool"},
@@ -221,7 +230,8 @@ def main() -> None:
         now = read(api)
         plan = Plan.of(now, server, wishes, wanted["force_reauth"])
         status = now.status
-        if not module.check_mode:
+        put_off = bool(plan.login) and wanted["login"] == "later"
+        if not module.check_mode and not put_off:
             refuse_what_cannot_be(now, plan, wanted)
             status = Joining(api, wanted["timeout"], module.log).carry_out(
                 plan, wanted["auth_key"].strip()
@@ -229,16 +239,18 @@ def main() -> None:
     except (LocalAPIError, TailnetError) as problem:
         module.fail_json(msg=str(problem))
     module.exit_json(
-        changed=plan.changed,
+        changed=plan.changed and not put_off,
         needs_login=bool(plan.login),
         login_reason=plan.login,
         login_server=plan.login_server,
         backend_state=status.state if status else "",
-        node_key="" if not status or (module.check_mode and plan.login) else status.node_key,
+        node_key=""
+        if not status or plan.login and (put_off or module.check_mode)
+        else status.node_key,
         tailnet_ips=list(status.addresses) if status else [],
         health=list(status.health) if status else [],
-        prefs_changed=plan.prefs_changed(),
-        diff=plan.diff(),
+        prefs_changed={} if put_off else plan.prefs_changed(),
+        diff={} if put_off else plan.diff(),
     )
 
 

@@ -81,8 +81,7 @@ def joined(playbook, headscale) -> Playbook:
     for number, host in enumerate(playbook.hosts, 1):
         made = headscale.add_node(host)
         playbook.hosts[host] = {
-            "tailscale_node_key": made["nodeKey"],
-            "tailscale_needs_login": False,
+            "tailscale_standing": {"node_key": made["nodeKey"], "needs_login": False},
             "headcni_node_pod_cidrs": [f"10.244.{number}.0/24", f"fd44:0:0:{number}::/64"],
         }
     return playbook
@@ -121,7 +120,7 @@ def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
     assert "the key is <>" in joined.ok("key", then=shown)
     assert len(headscale.ask("GET", "preauthkey")["preAuthKeys"]) == before
     for host in ("alpha", "gamma"):
-        joined.hosts[host]["tailscale_needs_login"] = True
+        joined.hosts[host]["tailscale_standing"]["needs_login"] = True
     measured = [
         {"debug": {"msg": "{{ inventory_hostname }} has {{ headscale_routes_key.key[:11] }}"}}
     ]
@@ -130,13 +129,13 @@ def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
     assert changes(said) == 1  # the user is there, the key is one for all
     made = headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]
     assert (made["reusable"], made["aclTags"]) == (True, ["tag:headcni"])
-    joined.hosts["alpha"]["tailscale_needs_login"] = False
+    joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = False
     joined.ok("key")
     assert headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]["reusable"] is False
 
 
 def test_check_mode_on_a_fresh_server_predicts_the_user_and_the_key(playbook, headscale):
-    playbook.hosts["alpha"] = {"tailscale_needs_login": True}
+    playbook.hosts["alpha"] = {"tailscale_standing": {"needs_login": True}}
     said = playbook.ok("preflight", "key", options=("--check", "--diff"))
     assert (changes(said), headscale.users) == (2, {})
     assert changes(playbook.ok("preflight", "key")) == 2
@@ -187,7 +186,7 @@ def test_become_and_the_nodes_own_python_do_not_reach_the_controller(joined):
 
 def test_no_key_is_printed_logged_or_cached(joined, headscale, tmp_path):
     for host in joined.hosts.values():
-        host["tailscale_needs_login"] = True
+        host["tailscale_standing"]["needs_login"] = True
     kept = tmp_path / "minted"
     copied = {
         "ansible.builtin.copy": {"content": "{{ headscale_routes_key.key }}", "dest": str(kept)},
@@ -210,11 +209,11 @@ def test_no_key_is_printed_logged_or_cached(joined, headscale, tmp_path):
 
 
 def test_alone_the_role_does_what_there_is_to_do(joined, headscale):
-    joined.hosts["alpha"]["tailscale_needs_login"] = True
+    joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = True
     joined.vars["headscale_routes_auto_approve"] = {"10.88.0.0/16": ["tag:headcni"]}
     assert changes(joined.ok("main")) == 3
     assert headscale.approved("gamma") == {"10.244.3.0/24", "fd44:0:0:3::/64"}
-    joined.hosts["alpha"]["tailscale_needs_login"] = False
+    joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = False
     assert changes(joined.ok("main")) == 0
 
 

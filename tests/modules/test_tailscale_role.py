@@ -15,13 +15,14 @@ from tailscale_site import NEWER
 PLAY = """\
 - hosts: headcni
   gather_facts: false
+  vars: {tailscale_preflight_holds: true}
   tasks:
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: preflight}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: install}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: status}
-    - ansible.builtin.debug: {msg: "must log in: {{ tailscale_needs_login }}"}
+    - ansible.builtin.debug: {msg: "must log in: {{ tailscale_standing.needs_login }}"}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: join}
-    - ansible.builtin.debug: {msg: "key: {{ tailscale_node_key }}"}
+    - ansible.builtin.debug: {msg: "key: {{ tailscale_standing.node_key }}"}
 """
 # What the modules of the collection do on a node, apart from what the controller does by itself.
 MODULES = (

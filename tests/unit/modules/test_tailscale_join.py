@@ -48,3 +48,11 @@ def test_plain_http_is_warned_of(tmp_path, capsys):
     # Where another test has loaded the controller's side of Ansible, that one shows it at once.
     said = str(result.get("warnings", "")) + capsys.readouterr().err
     assert "insist on https" in " ".join(said.split())
+
+
+def test_a_login_can_be_put_off_until_there_is_a_key(tmp_path):
+    options = {"socket": str(tmp_path / "none"), "hostname": "alpha", "login": "later"}
+    for check_mode in (False, True):
+        result = run("tailscale_join", check_mode, **options)
+        assert (result["changed"], result["needs_login"], result["node_key"]) == (False, True, "")
+        assert result["diff"] == result["prefs_changed"] == {}
