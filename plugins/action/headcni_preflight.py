@@ -60,6 +60,9 @@ class ActionModule(ActionBase):
             try:
                 path = runtime_release.located(self._find_needle, given)
                 release = runtime_release.ensure(path, wheels or "", display.display)
+                if src or not arguments.get("version"):  # else it is one that the node has
+                    arguments.setdefault("version", release.version)
+                    arguments.setdefault("checksum", release.digest)
                 return problems + runtime_release.check_config(config, release)
             except runtime_release.ReleaseError as problem:
                 problems.append(f"release: {problem}")

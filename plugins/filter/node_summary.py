@@ -8,7 +8,7 @@ name: node_summary
 short_description: A table of what site.yml made of the nodes
 version_added: 0.1.0
 description:
-  - A line for each node, of the facts that the roles have left.
+  - A line for each node, of what the roles have registered.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -50,13 +50,15 @@ def summary(
 
 
 def _row(host: str, known: Mapping[str, Any], finished: bool) -> list[str]:
-    configured = known.get("_headcni_node_configured") or {}
-    current = (known.get("_headcni_node_release") or {}).get("current") or {}
+    found = known.get("headcni_node_preflight") or {}
+    configured = known.get("headcni_node_configured") or found
+    release = known.get("_headcni_node_release") or {}
+    current = release.get("current") or found.get("current") or {}
     source = configured.get("pod_cidr_source", "")
     return [
         host,
         str(configured.get("mode", "")),
-        ", ".join(known.get("headcni_node_pod_cidrs") or ()),
+        ", ".join(configured.get("pod_cidrs") or ()),
         f"{source} (a guess)" if configured.get("pod_cidr_guessed") else source,
         str(current.get("version", "")),
         _state(known) if finished else "NOT FINISHED: see above",

@@ -10,8 +10,8 @@ version_added: 0.1.0
 description:
   - Tells in words which other nodes have a pod CIDR that overlaps that of one node. Two nodes with
     one CIDR break both, as Headscale serves it from one of them only.
-  - A node's CIDRs are the fact C(headcni_node_pod_cidrs). Of a node that this run does not touch,
-    it is what the inventory says, C(headcni_node_pod_cidr).
+  - A node's CIDRs are what its preflight has found, C(headcni_node_preflight.pod_cidrs). Of a node
+    that this run does not touch, it is what the inventory says, C(headcni_node_pod_cidr).
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -62,7 +62,8 @@ def _cidrs(hostvars: Mapping[str, Any], host: str) -> tuple[podcidr.Network, ...
     if host not in hostvars:
         return ()
     known = hostvars[host]
-    given = known.get("headcni_node_pod_cidrs") or known.get("headcni_node_pod_cidr")
+    found = known.get("headcni_node_preflight") or {}
+    given = found.get("pod_cidrs") or known.get("headcni_node_pod_cidr")
     try:
         return podcidr.parse_pod_cidrs(given)
     except podcidr.PodCidrError:

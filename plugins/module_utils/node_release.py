@@ -31,6 +31,7 @@ PROGRAMS = ("headcni", "headcni-ipam")  # what a container runtime calls
 COMMAND = "headcnictl"
 LOOPBACK = "loopback"  # containerd calls it for each pod, and brings none
 UNIT_DIR = "/etc/systemd/system"
+FEWEST = 2  # releases to keep, so that one can go back
 
 # Where distributions and k3s keep the CNI project's own plugins.
 PLUGIN_DIRS = (

@@ -181,43 +181,15 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import conflist, node
-
-OPTIONS = (
-    *("pod_cidrs", "cluster_cidrs", "service_cidrs", "name", "plugin", "cni_version", "mode"),
-    *("datapath", "bridge", "mtu", "ip_masq", "hairpin", "ipam", "strategy", "headscale_url"),
-    *("tailscale_socket", "magic_dns", "capabilities", "chained", "extra"),
-)
+from ansible_collections.headcni.mesh.plugins.module_utils import conflist, node, node_settled
 
 
 def main() -> None:
-    strings = {"type": "list", "elements": "str"}
     module = AnsibleModule(
         argument_spec={
+            **node_settled.CONFLIST,
+            **node_settled.CONFLIST_PLACE,
             "state": {"choices": ["present", "absent"], "default": "present"},
-            "directory": {"type": "path", "default": conflist.DIRECTORY},
-            "file": {"default": conflist.NAME},
-            "pod_cidrs": strings,
-            "cluster_cidrs": strings,
-            "service_cidrs": strings,
-            "name": {"default": "headcni"},
-            "plugin": {"choices": ["headcni", "bridge"], "default": "headcni"},
-            "cni_version": {"choices": list(conflist.CNI_VERSIONS), "default": "1.0.0"},
-            "mode": {"choices": ["host", "daemon"], "default": "host"},
-            "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
-            "bridge": {"default": "headcni0"},
-            "mtu": {"type": "int", "default": 1280},
-            "ip_masq": {"type": "bool", "default": True},
-            "hairpin": {"type": "bool", "default": True},
-            "ipam": {"choices": ["headcni-ipam", "host-local"], "default": "headcni-ipam"},
-            "strategy": {"choices": ["sequential", "random", "dense-pack"]},
-            "headscale_url": {},
-            "tailscale_socket": {"type": "path"},
-            "magic_dns": {"type": "dict"},
-            "capabilities": strings,
-            "chained": {"type": "list", "elements": "dict"},
-            "extra": {"type": "dict"},
-            "keep": {**strings, "default": list(conflist.KEEP)},
             "release": {"type": "path", "default": "/opt/headcni/current"},
         },
         required_if=[("state", "present", ("pod_cidrs",))],
@@ -235,7 +207,7 @@ def main() -> None:
 
 def present(module: AnsibleModule) -> dict:
     given = module.params
-    conf = conflist.build(conflist.Options.of({key: given[key] for key in OPTIONS}))
+    conf = conflist.build(conflist.Options.of({key: given[key] for key in node_settled.CONFLIST}))
     where = {"name": given["file"], "keep": given["keep"]}
     plan = conflist.plan(conflist.survey(given["directory"]), conf, **where)
     if plan.writes:

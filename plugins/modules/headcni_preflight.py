@@ -15,6 +15,7 @@ description:
   - The controller checks the configuration with the runtime's own code, and that there is a release
     to install.
   - Finds this node's pod CIDR, so that the nodes can be compared before anything is changed.
+  - Says which parts of the node are as they should be, so that a playbook can pass them over.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -28,8 +29,36 @@ options:
   wheels:
     description: The wheels on the controller, as for M(headcni.mesh.headcni_release).
     type: path
+  version:
+    description: The version of the release, as for M(headcni.mesh.headcni_release).
+    type: str
+  checksum:
+    description: The SHA-256 of its tarball. The controller fills it in.
+    type: str
+  plugin_dirs:
+    description: Where the loopback plugin may be, as for M(headcni.mesh.headcni_release).
+    type: list
+    elements: path
+    default:
+      - /usr/lib/cni
+      - /usr/libexec/cni
+      - /var/lib/rancher/k3s/data/cni
+      - /var/lib/rancher/k3s/data/current/bin
+  keep:
+    description: How many releases to keep, as for M(headcni.mesh.headcni_release).
+    type: int
+    default: 3
+  conflist:
+    description: The options of M(headcni.mesh.headcni_conflist), but for the pod and cluster CIDRs.
+      Without it, that part is not looked at.
+    type: dict
   require_pod_cidr:
     description: Whether a guessed pod CIDR is a problem.
+    type: bool
+    default: false
+  awaits_pod_cidr:
+    description: Whether the pod CIDR is still to come, from Kubernetes. What would be guessed
+      meanwhile is not told.
     type: bool
     default: false
   enable_ipv6:
@@ -128,6 +157,25 @@ pod_cidr_guessed:
   description: Whether it is a guess.
   type: bool
   returned: always
+cluster_cidrs:
+  description: The cluster's CIDRs, as given or as the daemon takes them to be.
+  type: list
+  elements: str
+  returned: always
+mode:
+  description: The mode asked for, V(host) or V(daemon).
+  type: str
+  returned: always
+current:
+  description: The release in use, with its name, version and digest; none on a fresh node.
+  type: dict
+  returned: always
+settled:
+  description: The parts that need nothing, of V(release), V(config) and V(conflist). The module of
+    any of them would change nothing, and warn of nothing.
+  type: list
+  elements: str
+  returned: always
 """
 
 import os
@@ -141,6 +189,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     node,
     node_config,
     node_release,
+    node_settled,
     podcidr,
 )
 
@@ -167,7 +216,13 @@ def main() -> None:
             "config": {"type": "dict", "default": {}},
             "src": {"type": "path"},
             "wheels": {"type": "path"},
+            "version": {"type": "str"},
+            "checksum": {"type": "str"},
+            "plugin_dirs": {**paths, "default": list(node_release.PLUGIN_DIRS)},
+            "keep": {"type": "int", "default": 3},
+            "conflist": {"type": "dict"},
             "require_pod_cidr": {"type": "bool", "default": False},
+            "awaits_pod_cidr": {"type": "bool", "default": False},
             "enable_ipv6": {"type": "bool"},
             "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
             "bridge": {"default": "headcni0"},
@@ -187,11 +242,12 @@ def main() -> None:
     given = module.params
     config = node_config.pruned(given["config"])
     found, wrong = pod_cidrs(config, given)
+    interpreter, lacking = python()
     problems = [
         *wrong,
         *clock(given, arrived),
         *root(),
-        *python(),
+        *lacking,
         *kernel_features(given),
         *forwarding(found.cidrs if found else ()),
         *mode(config),
@@ -200,13 +256,19 @@ def main() -> None:
         *(overlaps(config, found.cidrs, given) if found else []),
         *names(config, given),
     ]
+    told = None if given["awaits_pod_cidr"] else found
+    current = node_release.current()
     result = {
         "changed": False,
         "problems": problems,
         "notes": notes(given),
-        "pod_cidrs": [str(cidr) for cidr in found.cidrs] if found else [],
-        "pod_cidr_source": found.source if found else "",
-        "pod_cidr_guessed": bool(found and found.guessed),
+        "pod_cidrs": [str(cidr) for cidr in told.cidrs] if told else [],
+        "pod_cidr_source": told.source if told else "",
+        "pod_cidr_guessed": bool(told and told.guessed),
+        "cluster_cidrs": node_config.cluster_cidrs(config, told.cidrs) if told else [],
+        "mode": mode_of(config),
+        "current": current.as_dict() if current else None,
+        "settled": [] if problems or not told else settled(config, told, given, interpreter),
     }
     if problems and not given["report_only"]:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -238,6 +300,26 @@ def pod_cidrs(config: dict, given: dict) -> tuple[podcidr.Resolution | None, lis
     return found, wrong
 
 
+def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -> list[str]:
+    """The parts that need nothing."""
+    parts = []
+    wanted = node_release.Wanted(
+        bin_dirs=given["cni_bin_dirs"],
+        command_dir=given["bin_dir"],
+        plugin_dirs=given["plugin_dirs"],
+        keep=given["keep"],
+    )
+    version, checksum = given["version"] or "", given["checksum"] or ""
+    if version and node_settled.has_release(version, checksum, wanted, interpreter):
+        parts.append("release")
+    if node_settled.has_config(config, found):
+        parts.append("config")
+    own, cluster = [str(one) for one in found.cidrs], node_config.cluster_cidrs(config, found.cidrs)
+    if given["conflist"] and node_settled.has_conflist(given["conflist"], own, cluster):
+        parts.append("conflist")
+    return parts
+
+
 def clock(given: dict, arrived: float) -> list[str]:
     if given["now"] is None:
         return []
@@ -258,12 +340,11 @@ def root() -> list[str]:
     return [f"user: {os.geteuid()} is not root: set ansible_become to true"]
 
 
-def python() -> list[str]:
+def python() -> tuple[node_release.Python | None, list[str]]:
     try:
-        node_release.ask_python()
+        return node_release.ask_python(), []
     except node_release.ReleaseError as problem:
-        return [f"python: {problem}"]
-    return []
+        return None, [f"python: {problem}"]
 
 
 def kernel_features(given: dict) -> list[str]:
@@ -297,7 +378,7 @@ def forwarding(cidrs) -> list[str]:
 
 def mode(config: dict) -> list[str]:
     """To change it under pods that talk takes more than another configuration."""
-    wanted = (config.get("tailscale") or {}).get("mode", "host")
+    wanted = mode_of(config)
     have = node_config.mode_of(node_config.PATH)
     if have in ("", wanted):
         return []
@@ -305,6 +386,10 @@ def mode(config: dict) -> list[str]:
         f"mode: this node is in {have} mode, and {wanted} is asked for: switch it with "
         f"playbooks/switch_mode.yml -e headcni_mode={wanted}, which keeps its pods connected"
     ]
+
+
+def mode_of(config: dict) -> str:
+    return (config.get("tailscale") or {}).get("mode", "host")
 
 
 def services(config: dict) -> list[str]:

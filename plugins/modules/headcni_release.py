@@ -164,9 +164,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
-    if module.params["keep"] < 2:
+    fewest = node_release.FEWEST
+    if module.params["keep"] < fewest:
         module.fail_json(
-            msg=f"keep: {module.params['keep']}, expected 2 or more, so that one can go back"
+            msg=f"keep: {module.params['keep']}, expected {fewest} or more, so that one can go back"
         )
     try:
         result = (present if module.params["state"] == "present" else absent)(module)

@@ -238,15 +238,14 @@ def main() -> None:
             )
     except (LocalAPIError, TailnetError) as problem:
         module.fail_json(msg=str(problem))
+    to_come = plan.login and (put_off or module.check_mode)
     module.exit_json(
         changed=plan.changed and not put_off,
         needs_login=bool(plan.login),
         login_reason=plan.login,
         login_server=plan.login_server,
         backend_state=status.state if status else "",
-        node_key=""
-        if not status or plan.login and (put_off or module.check_mode)
-        else status.node_key,
+        node_key=status.node_key if status and not to_come else "",
         tailnet_ips=list(status.addresses) if status else [],
         health=list(status.health) if status else [],
         prefs_changed={} if put_off else plan.prefs_changed(),

@@ -82,7 +82,9 @@ def joined(playbook, headscale) -> Playbook:
         made = headscale.add_node(host)
         playbook.hosts[host] = {
             "tailscale_standing": {"node_key": made["nodeKey"], "needs_login": False},
-            "headcni_node_pod_cidrs": [f"10.244.{number}.0/24", f"fd44:0:0:{number}::/64"],
+            "headcni_node_preflight": {
+                "pod_cidrs": [f"10.244.{number}.0/24", f"fd44:0:0:{number}::/64"]
+            },
         }
     return playbook
 
@@ -151,7 +153,7 @@ def test_all_routes_are_approved_by_one_task_with_one_listing(joined, headscale)
 
 
 def test_in_check_mode_a_host_may_be_about_to_join(joined, headscale):
-    joined.hosts["gamma"] = {"headcni_node_pod_cidrs": ["10.244.9.0/24"]}
+    joined.hosts["gamma"] = {"headcni_node_configured": {"pod_cidrs": ["10.244.9.0/24"]}}
     headscale.ask("DELETE", f"node/{headscale.nodes['gamma']['id']}")
     assert changes(joined.ok("approve", options=("--check",))) == 1
     assert "nodes[2] (gamma): give one of node_key, id and name" in joined.fails("approve")
@@ -164,7 +166,7 @@ def test_a_host_that_is_not_in_the_batch_is_left_for_its_own(joined, headscale):
 
 
 def test_two_hosts_with_one_range_are_refused(joined, headscale):
-    joined.hosts["gamma"]["headcni_node_pod_cidrs"] = ["10.244.1.0/24"]
+    joined.hosts["gamma"]["headcni_node_configured"] = {"pod_cidrs": ["10.244.1.0/24"]}
     said = joined.fails("approve")
     assert "overlaps 10.244.1.0/24 of" in said
     assert headscale.approved("alpha") == set()

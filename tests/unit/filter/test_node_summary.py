@@ -5,14 +5,25 @@ from __future__ import annotations
 import pytest
 from ansible_collections.headcni.mesh.plugins.filter.node_summary import summary
 
-CONFIGURED = {"mode": "host", "pod_cidr_source": "hash", "pod_cidr_guessed": True}
+CONFIGURED = {
+    "mode": "host",
+    "pod_cidrs": ["10.1.1.0/24", "fd00:1::/64"],
+    "pod_cidr_source": "hash",
+    "pod_cidr_guessed": True,
+}
+FOUND = {
+    "mode": "daemon",
+    "pod_cidrs": ["10.1.2.0/24"],
+    "pod_cidr_source": "config",
+    "current": {"version": "0.2.0"},
+}
 
 
 def test_a_line_for_each_node():
     known = {
         "node1": {
-            "headcni_node_pod_cidrs": ["10.1.1.0/24", "fd00:1::/64"],
-            "_headcni_node_configured": CONFIGURED,
+            "headcni_node_preflight": FOUND,
+            "headcni_node_configured": CONFIGURED,
             "_headcni_node_release": {"current": {"version": "0.1.0"}},
             "_headcni_node_service": {"conditions": [{"name": "store", "ok": True}]},
         }
@@ -22,6 +33,14 @@ def test_a_line_for_each_node():
         "node1  host  10.1.1.0/24, fd00:1::/64  hash (a guess)  0.1.0    ready",
         "node2                                                           NOT FINISHED: see above",
     ]
+
+
+def test_of_a_node_that_needed_nothing_it_is_what_preflight_found():
+    skipped = {"changed": False, "skipped": True}
+    known = {"headcni_node_preflight": FOUND, "_headcni_node_release": skipped}
+    assert summary(["node1"], {"node1": known}, ["node1"])[1] == (
+        "node1  daemon  10.1.2.0/24  config  0.2.0    as asked for by tags"
+    )
 
 
 @pytest.mark.parametrize(

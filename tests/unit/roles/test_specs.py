@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import role_readme
+import yaml
 
 ROLES = role_readme.roles()
 each_role = pytest.mark.parametrize("role", ROLES, ids=[role.name for role in ROLES])
@@ -53,3 +54,15 @@ def test_every_entry_point_has_tasks_and_every_variable_a_description(role):
     for name in role_readme.entry_points(role):
         assert (role / "tasks" / f"{name}.yml").exists()
     assert [name for name, spec in options(role).items() if not spec.get("description")] == []
+
+
+def test_preflight_compares_the_conflist_that_the_daemon_is_put_in_charge_by():
+    role = next(role for role in ROLES if role.name == "headcni_node")
+    tasks = yaml.safe_load((role / "tasks/run.yml").read_text())
+    task = next(task for task in tasks if task["name"] == "Put HeadCNI in charge of pods")
+    options = task["headcni.mesh.headcni_conflist"]
+    del options["pod_cidrs"], options["cluster_cidrs"]  # which preflight finds out itself
+    compared = yaml.safe_load((role / "vars/main.yml").read_text())[
+        "_headcni_node_conflist_options"
+    ]
+    assert compared == {name: value.replace("omit", "none") for name, value in options.items()}

@@ -1,0 +1,98 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What of a node is as it should be: asked once, before the first change, so that a run in which
+there is nothing to do need not start a module for each part to find that out.
+
+In doubt a part is not settled: its own module then does what is to be done, or says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from . import conflist, node_config, node_release, podcidr
+
+_STRINGS: dict[str, Any] = {"type": "list", "elements": "str"}
+
+# The options of headcni_conflist that say what it holds.
+CONFLIST: dict[str, dict[str, Any]] = {
+    "pod_cidrs": _STRINGS,
+    "cluster_cidrs": _STRINGS,
+    "service_cidrs": _STRINGS,
+    "name": {"default": "headcni"},
+    "plugin": {"choices": ["headcni", "bridge"], "default": "headcni"},
+    "cni_version": {"choices": list(conflist.CNI_VERSIONS), "default": "1.0.0"},
+    "mode": {"choices": ["host", "daemon"], "default": "host"},
+    "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
+    "bridge": {"default": "headcni0"},
+    "mtu": {"type": "int", "default": 1280},
+    "ip_masq": {"type": "bool", "default": True},
+    "hairpin": {"type": "bool", "default": True},
+    "ipam": {"choices": ["headcni-ipam", "host-local"], "default": "headcni-ipam"},
+    "strategy": {"choices": ["sequential", "random", "dense-pack"]},
+    "headscale_url": {},
+    "tailscale_socket": {"type": "path"},
+    "magic_dns": {"type": "dict"},
+    "capabilities": _STRINGS,
+    "chained": {"type": "list", "elements": "dict"},
+    "extra": {"type": "dict"},
+}
+# And those that say where it is, and what becomes of the others there.
+CONFLIST_PLACE: dict[str, dict[str, Any]] = {
+    "directory": {"type": "path", "default": conflist.DIRECTORY},
+    "file": {"default": conflist.NAME},
+    "keep": {**_STRINGS, "default": list(conflist.KEEP)},
+}
+
+
+def has_release(
+    version: str,
+    checksum: str,
+    wanted: node_release.Wanted,
+    interpreter: node_release.Python,
+    root: str = node_release.ROOT,
+) -> bool:
+    """Whether the release is in use, whole, with its links and units, and none is to be removed."""
+    now = node_release.current(root)
+    if now is None or wanted.keep < node_release.FEWEST:
+        return False
+    steps = node_release.Steps()
+    try:
+        if node_release.find(node_release.installed(root), version, checksum) != now:
+            return False
+        node_release.arrange(now, wanted, steps, root=root, dry=True)
+        node_release.prune(wanted.keep, steps, root=root, dry=True, spare=now.name)
+    except (node_release.ReleaseError, OSError):
+        return False
+    whole = node_release.is_compiled(now, interpreter)
+    return whole and not steps and bool(node_release.loopback_of(wanted, now, root))
+
+
+def has_config(
+    config: Mapping[str, Any], found: podcidr.Resolution, path: str = node_config.PATH
+) -> bool:
+    """Whether the daemon's configuration is that, with a pod CIDR that is no guess."""
+    text = node_config.render(node_config.pinned(config, found))
+    try:
+        return not found.guessed and not node_config.needs_writing(path, text)
+    except OSError:
+        return False
+
+
+def has_conflist(given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]) -> bool:
+    """Whether the conflist is that, in charge, and with nothing beside it to be warned of."""
+    asked = {**given, "pod_cidrs": pod_cidrs, "cluster_cidrs": cluster_cidrs}
+    checked = ArgumentSpecValidator({**CONFLIST, **CONFLIST_PLACE}).validate(asked)
+    if checked.errors.errors:
+        return False
+    options = checked.validated_parameters
+    place = {name: options.pop(name) for name in CONFLIST_PLACE}
+    try:
+        conf = conflist.build(conflist.Options.of(options))
+        seen = conflist.survey(place["directory"])
+        plan = conflist.plan(seen, conf, name=place["file"], keep=place["keep"])
+    except (conflist.ConflistError, OSError):
+        return False
+    return not plan.changed and not plan.left
