@@ -29,7 +29,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail("Windows cannot be a node: HeadCNI needs Linux")
         arguments = dict(self._task.args)
         report_only = boolean(arguments.pop("report_only", False))
-        problems = self._problems(arguments)
+        release, problems = self._release(arguments)
         result = self._execute_module(
             module_name="headcni.mesh.headcni_preflight",
             module_args={**arguments, "report_only": True, "now": time.time()},
@@ -37,6 +37,9 @@ class ActionModule(ActionBase):
         )
         if result.get("failed"):
             return result
+        # What the node has already, its release has read: asking it here takes as long as the rest.
+        if release and not {"release", "config"} <= set(result.get("settled", [])):
+            problems += self._mistakes(arguments, release)
         # The node cannot find a pod CIDR in a configuration that is wrong: one complaint is enough.
         found = result.get("problems", [])
         if any(one.startswith("network.podCIDR") for one in problems):
@@ -51,19 +54,29 @@ class ActionModule(ActionBase):
             )
         return result
 
-    def _problems(self, arguments: dict[str, Any]) -> list[str]:
+    def _release(
+        self, arguments: dict[str, Any]
+    ) -> tuple[runtime_release.Tarball | None, list[str]]:
+        """The tarball, of which the node is told, and what stands in its way."""
         src, wheels = arguments.pop("src", None), arguments.pop("wheels", None)
-        config = node_config.pruned(arguments.get("config") or {})
         problems = []
         # A tarball that is not there must not hide what is wrong with the configuration.
         for given in dict.fromkeys((src, None)):
             try:
                 path = runtime_release.located(self._find_needle, given)
                 release = runtime_release.ensure(path, wheels or "", display.display)
-                if src or not arguments.get("version"):  # else it is one that the node has
-                    arguments.setdefault("version", release.version)
-                    arguments.setdefault("checksum", release.digest)
-                return problems + runtime_release.check_config(config, release)
             except runtime_release.ReleaseError as problem:
                 problems.append(f"release: {problem}")
-        return problems
+                continue
+            if src or not arguments.get("version"):  # else it is one that the node has
+                arguments.setdefault("version", release.version)
+                arguments.setdefault("checksum", release.digest)
+            return release, problems
+        return None, problems
+
+    def _mistakes(self, arguments: dict[str, Any], release: runtime_release.Tarball) -> list[str]:
+        config = node_config.pruned(arguments.get("config") or {})
+        try:
+            return runtime_release.check_config(config, release)
+        except runtime_release.ReleaseError as problem:
+            return [f"release: {problem}"]
