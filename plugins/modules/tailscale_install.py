@@ -73,6 +73,11 @@ options:
     type: str
     choices: [managed, none]
     default: managed
+  join:
+    description:
+      - The options of M(headcni.mesh.tailscale_join), but for the key. Whether the node is joined
+        as they say is then told by its key in what is returned. Nothing is changed for that.
+    type: dict
   timeout:
     description: Seconds to wait for a site to answer, and for tailscaled to start.
     type: int
@@ -142,6 +147,11 @@ tarball:
   returned: success
   type: str
   sample: tailscale_1.102.5_amd64.tgz
+node_key:
+  description: The node's public key, by which Headscale knows it, if it is joined as O(join) says
+    and nothing had to change, or would have to; otherwise empty.
+  returned: success
+  type: str
 differs:
   description: Whether anything had to change, or would have to; as C(changed), which a task may
     override.
@@ -150,6 +160,7 @@ differs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import joined_key
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (
     Installation,
     mistakes,
@@ -170,6 +181,7 @@ SPEC = {
     "environment": {"type": "dict", "default": {}},
     "port": {"type": "int"},
     "service": {"type": "str", "choices": ["managed", "none"], "default": "managed"},
+    "join": {"type": "dict"},
     "timeout": {"type": "int", "default": 60},
     "validate_certs": {"type": "bool", "default": True},
 }
@@ -189,6 +201,7 @@ def main() -> None:
             work.absent()
     except InstallError as problem:
         module.fail_json(msg=str(problem))
+    join = module.params["join"]
     module.exit_json(
         changed=work.changed,
         version_before=work.before,
@@ -198,6 +211,7 @@ def main() -> None:
         restart_reason=work.reason,
         arch=work.arch,
         tarball=work.tarball,
+        node_key=joined_key(join) if join and not work.changed else "",
         differs=work.changed,
         diff=work.diffs,
     )

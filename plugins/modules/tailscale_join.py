@@ -37,8 +37,8 @@ options:
   login:
     description:
       - V(now) logs in where that is needed, with O(auth_key).
-      - V(later) leaves a node that must log in as it is, and says so in RV(ignore:needs_login). So
-        it can be found out who needs a key before one is made.
+      - V(later) leaves a node that must log in as it is, and says so in what is returned. So it can
+        be found out who needs a key before one is made.
     type: str
     choices: [now, later]
     default: now
@@ -154,52 +154,20 @@ health:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
-    SOCKET,
-    LocalAPI,
-    LocalAPIError,
-)
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (
     Joining,
     Plan,
     Standing,
     TailnetError,
-    Wishes,
-    key_mistakes,
     plain_http_warning,
     read,
-    server_mistakes,
 )
-
-SPEC = {
-    "socket": {"type": "path", "default": SOCKET},
-    "login_server": {"type": "str", "default": ""},
-    "auth_key": {"type": "str", "default": "", "no_log": True},
-    "force_reauth": {"type": "bool", "default": False},
-    "login": {"type": "str", "choices": ["now", "later"], "default": "now"},
-    "hostname": {"type": "str"},
-    "tags": {"type": "list", "elements": "str"},
-    "accept_routes": {"type": "bool"},
-    "snat_subnet_routes": {"type": "bool"},
-    "accept_dns": {"type": "bool"},
-    "shields_up": {"type": "bool"},
-    "advertise_routes": {"type": "list", "elements": "str"},
-    "routes_state": {
-        "type": "str",
-        "choices": ["merge", "exact", "absent"],
-        "default": "merge",
-    },
-    "timeout": {"type": "int", "default": 60},
-}
-
-
-def mistakes(wanted: dict[str, Any], wishes: Wishes) -> list[str]:
-    wrong = wishes.mistakes() + key_mistakes(wanted["auth_key"])
-    if wanted["login_server"]:
-        wrong += server_mistakes(wanted["login_server"])
-    if wanted["timeout"] < 1:
-        wrong.append(f"timeout: {wanted['timeout']} is too short: expected a second or more")
-    return wrong
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import (
+    SPEC,
+    mistakes,
+    wishes_of,
+)
 
 
 def refuse_what_cannot_be(now: Standing, plan: Plan, wanted: dict[str, Any]) -> None:
@@ -218,8 +186,7 @@ def refuse_what_cannot_be(now: Standing, plan: Plan, wanted: dict[str, Any]) -> 
 def main() -> None:
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
     wanted = module.params
-    wishes = Wishes(**{name: wanted[name] for name in Wishes._fields})
-    wrong = mistakes(wanted, wishes)
+    wrong = mistakes(wanted)
     if wrong:
         module.fail_json(msg="; ".join(wrong))
     server = wanted["login_server"].rstrip("/")
@@ -228,7 +195,7 @@ def main() -> None:
     api = LocalAPI(wanted["socket"])
     try:
         now = read(api)
-        plan = Plan.of(now, server, wishes, wanted["force_reauth"])
+        plan = Plan.of(now, server, wishes_of(wanted), wanted["force_reauth"])
         status = now.status
         put_off = bool(plan.login) and wanted["login"] == "later"
         if not module.check_mode and not put_off:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import joined_key
 from ansible_module import Failed, run
 from headscale_server import HeadscaleServer, Tailscaled, until
 
@@ -155,6 +156,20 @@ def test_a_fresh_node_joins_with_a_key_and_is_known_by_its_node_key(fresh):
     assert known["name"] == "alpha"
     assert sorted(known["ipAddresses"]) == sorted(done["tailnet_ips"])
     assert (fresh.prefs()["RouteAll"], fresh.prefs()["NoSNAT"]) == (True, True)
+
+
+def test_a_node_that_must_log_in_is_left_alone_until_there_is_a_key(fresh):
+    before = fresh.prefs()
+    put_off = fresh.join(login="later", hostname="late")
+    assert (put_off["changed"], put_off["needs_login"], put_off["node_key"]) == (False, True, "")
+    assert fresh.prefs() == before
+    made = fresh.join(hostname="late", auth_key=make_key(fresh.server))
+    again = fresh.join(login="later", hostname="later")
+    assert (again["changed"], again["needs_login"]) == (True, False)
+    assert again["node_key"] == made["node_key"]
+    options = {"socket": fresh.socket, "login_server": fresh.server.url}
+    assert joined_key({**options, "hostname": "later"}) == made["node_key"]
+    assert joined_key({**options, "hostname": "late"}) == ""
 
 
 def test_the_diff_and_the_result_tell_the_prefs_and_not_the_key(fresh):

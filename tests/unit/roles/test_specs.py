@@ -56,13 +56,21 @@ def test_every_entry_point_has_tasks_and_every_variable_a_description(role):
     assert [name for name, spec in options(role).items() if not spec.get("description")] == []
 
 
-def test_preflight_compares_the_conflist_that_the_daemon_is_put_in_charge_by():
-    role = next(role for role in ROLES if role.name == "headcni_node")
-    tasks = yaml.safe_load((role / "tasks/run.yml").read_text())
-    task = next(task for task in tasks if task["name"] == "Put HeadCNI in charge of pods")
-    options = task["headcni.mesh.headcni_conflist"]
-    del options["pod_cidrs"], options["cluster_cidrs"]  # which preflight finds out itself
-    compared = yaml.safe_load((role / "vars/main.yml").read_text())[
-        "_headcni_node_conflist_options"
-    ]
-    assert compared == {name: value.replace("omit", "none") for name, value in options.items()}
+@pytest.mark.parametrize(
+    ("role", "file", "module", "name", "other"),
+    [
+        # The CIDRs are for preflight to find out.
+        ("headcni_node", "run", "headcni_conflist", "conflist", {"pod_cidrs", "cluster_cidrs"}),
+        ("tailscale", "join", "tailscale_join", "join", {"auth_key", "login"}),
+    ],
+)
+def test_preflight_compares_just_what_would_be_done(role, file, module, name, other):
+    folder = next(one for one in ROLES if one.name == role)
+    tasks = yaml.safe_load((folder / f"tasks/{file}.yml").read_text())
+    options = next(
+        task[f"headcni.mesh.{module}"] for task in tasks if f"headcni.mesh.{module}" in task
+    )
+    compared = yaml.safe_load((folder / "vars/main.yml").read_text())[f"_{role}_{name}_options"]
+    assert compared == {
+        name: value.replace("omit", "none") for name, value in options.items() if name not in other
+    }

@@ -1,0 +1,64 @@
+"""A node is joined just as it is asked for only if tailscale_join has nothing to do, nor to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.headcni.mesh.plugins.module_utils import tailnet_options
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import Status
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import Standing
+
+SERVER = "https://headscale.example.org"
+RUNNING = {
+    "Version": "1.102.5",
+    "BackendState": "Running",
+    "HaveNodeKey": True,
+    "Self": {"PublicKey": "nodekey:01", "Online": True},
+}
+
+
+@pytest.fixture
+def key(monkeypatch):
+    """What is told of a node that stands so."""
+
+    def asked(changes: dict[str, Any], **options: Any) -> str:
+        prefs = {"ControlURL": SERVER, "WantRunning": True, "RouteAll": True}
+        now = Standing(Status.of({**RUNNING, **changes}), prefs)
+        monkeypatch.setattr(tailnet_options, "read", lambda *_, **__: now)
+        return tailnet_options.joined_key({"login_server": SERVER, **options})
+
+    return asked
+
+
+def test_its_key_is_told(key):
+    assert key({}) == "nodekey:01"
+    assert key({}, accept_routes="yes", timeout="60", hostname=None, tags=None) == "nodekey:01"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"BackendState": "Stopped"}, {}),
+        ({"BackendState": "NeedsLogin", "HaveNodeKey": False}, {}),
+        # It remembers its network, and may have been forgotten at the server.
+        ({"Self": {"PublicKey": "nodekey:01", "Online": False}}, {}),
+        ({}, {"accept_routes": False}),
+        ({}, {"hostname": "other"}),
+        ({}, {"force_reauth": True}),
+        ({}, {"login_server": "https://other.example.org"}),
+        # What its module refuses, or warns of.
+        ({}, {"login_server": "headscale"}),
+        ({}, {"login_server": "http://headscale.example.org"}),
+        ({}, {"timeout": 0}),
+        ({}, {"timeout": "soon"}),
+        ({}, {"advertise_routes": ["all"]}),
+        ({}, {"no_such_option": True}),
+    ],
+)
+def test_nothing_is_told_of_one_for_which_there_is_something_to_do(key, changes, options):
+    assert key(changes, **options) == ""
+
+
+def test_nor_of_one_whose_tailscaled_does_not_run(tmp_path):
+    assert tailnet_options.joined_key({"socket": str(tmp_path / "none")}) == ""
