@@ -97,7 +97,7 @@ def test_what_somebody_changed_is_put_right_part_by_part(site, first):
     parts = {
         "Install the runtime's release": "rm /opt/cni/bin/headcni",
         "Write the daemon's configuration": "echo '# mine' >> /etc/headcni/config.yaml",
-        "Join the tailnet": "tailscale set --accept-routes=false",
+        "Join the tailnet": "tailscale set --accept-dns=true",
         "Put HeadCNI in charge of pods": "sed -i s/1280/1290/ /etc/cni/net.d/10-headcni.conflist",
     }
     for task, damage in parts.items():

@@ -61,7 +61,7 @@ def test_every_entry_point_has_tasks_and_every_variable_a_description(role):
     [
         # The CIDRs are for preflight to find out.
         ("headcni_node", "run", "headcni_conflist", "conflist", {"pod_cidrs", "cluster_cidrs"}),
-        ("tailscale", "join", "tailscale_join", "join", {"auth_key", "login"}),
+        ("tailscale", "joined", "tailscale_join", "join", {"auth_key", "login"}),
     ],
 )
 def test_preflight_compares_just_what_would_be_done(role, file, module, name, other):
