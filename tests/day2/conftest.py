@@ -6,14 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from headscale_server import HeadscaleServer, until
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
 from mesh_state import at_headscale
 from runtime_variant import built, variant
 from site_run import Run, Site
+from tailscale_site import NEWER, OLDER, contents, pack, tarball_name
 from traffic import Traffic
 
+from lab.layout import Lab, Plan
+
 NODES = ("node1", "node2")
+# What is left of a machine whose disk is a new one.
+WIPE = """
+systemctl disable --now headcni-daemon tailscaled
+ip netns del pod; ip link del headcni0; nft flush ruleset
+rm -rf /opt/headcni /opt/cni /etc/headcni /etc/cni /var/lib/headcni /var/lib/cni /var/lib/tailscale
+rm -f /usr/local/bin/headcnictl /etc/systemd/system/headcni-* /etc/systemd/system/tailscaled*
+rm -f /usr/sbin/tailscaled /usr/bin/tailscale /etc/default/tailscaled /run/headcni/*
+systemctl daemon-reload
+"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,14 @@ class Cluster:
     def at_headscale(self) -> list[dict[str, Any]]:
         return at_headscale(self.lab)
 
+    def wipe(self, node: str) -> None:
+        """As if it were a new machine; Headscale has seen the former go."""
+        was = {one["id"] for one in self.at_headscale() if one["givenName"] == node}
+        self.lab.on(node, WIPE, check=False)
+        until(
+            lambda: not [o for o in self.at_headscale() if o["id"] in was and o.get("online")], 90
+        )
+
     def told(self, capsys: Any, what: str) -> None:
         with capsys.disabled():
             for pair, cost in self.traffic.costs.items():
@@ -95,3 +116,33 @@ def releases(tmp_path_factory):
         "0.2.0": variant(source, "0.2.0"),
         "0.3.0": variant(source, "0.3.0", broken=True),
     }
+
+
+@pytest.fixture(scope="session")
+def tarballs(tmp_path_factory):
+    """Of two versions of Tailscale."""
+    folder = tmp_path_factory.mktemp("tarballs")
+    for version in (OLDER, NEWER):
+        (folder / tarball_name(version)).write_bytes(pack(contents(version), version))
+    return folder
+
+
+@pytest.fixture
+def elsewhere(cluster, tmp_path):
+    """Another Headscale, where nodes reach it."""
+
+    class Elsewhere(HeadscaleServer):
+        @property
+        def url(self) -> str:
+            return f"http://{address}:{self.port}"
+
+        def config(self) -> str:
+            return super().config().replace("127.0.0.1", address)
+
+    address = str(Plan.load(Lab.named(cluster.lab.name)).host)
+    server = Elsewhere(tmp_path)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,4 +1,4 @@
-"""A playbook is made to fail, or killed, at each of its steps in turn: running it again finishes
+"""Each playbook is made to fail, or killed, at each of its steps in turn: running it again finishes
 it, and the playbook that undoes it restores what was.
 
 The steps are those of a run without a fault, so that none is forgotten. HEADCNI_EVERY_STEP=1 walks
@@ -18,7 +18,10 @@ from itertools import zip_longest
 from typing import Any
 
 import pytest
+from mesh_state import assert_in_mode, server
+from node_listing import differences, listing
 from site_run import NO_MODULE, Run
+from tailscale_site import NEWER, OLDER
 from traffic import CNITOOL, assert_unharmed
 
 EVERY = bool(os.environ.get("HEADCNI_EVERY_STEP"))
@@ -150,6 +153,20 @@ def drained(cluster):
 
 
 @pytest.fixture
+def switched(cluster):
+    def to(mode: str) -> Leg:
+        return Leg(
+            "switch_mode",
+            lambda: assert_in_mode(cluster.lab, NODE, mode),
+            ("Send everything by the new one", "See that nothing was lost by it"),
+            {"headcni_mode": mode},
+            silence=1,
+        )
+
+    return to("daemon"), to("host")
+
+
+@pytest.fixture
 def upgraded(cluster, releases):
     def runs(version: str) -> None:
         status = json.loads(cluster.lab.on(NODE, "headcnictl status --json"))
@@ -169,6 +186,42 @@ def upgraded(cluster, releases):
 
 
 @pytest.fixture
+def other_tailscale(cluster, tarballs):
+    def runs(version: str) -> None:
+        status = json.loads(cluster.lab.on(NODE, "tailscale status --json"))
+        assert status["Version"].partition("-")[0] == version
+
+    def to(version: str) -> Leg:
+        given = {
+            "headcni_upgrade": "tailscale",
+            "tailscale_version": version,
+            "tailscale_method": "files",
+            "tailscale_files_dir": str(tarballs),
+        }
+        worst = ("Install Tailscale, which takes a while where it lacks",)
+        return Leg("upgrade", lambda: runs(version), worst, given, silence=30)
+
+    return to(OLDER), to(NEWER)
+
+
+@pytest.fixture
+def uninstalled(cluster, drained):
+    lab = cluster.lab
+    cluster.run("uninstall", "--limit", NODE)
+    bare = listing(lab, NODE)
+    cluster.run("site", "--limit", NODE)
+
+    def gone() -> None:
+        assert differences(bare, listing(lab, NODE)) == []
+        assert [one["givenName"] for one in cluster.at_headscale()] == [OTHER]
+
+    return (
+        Leg("uninstall", gone, ("Leave the mesh",)),
+        Leg("site", lambda: assert_a_new_pod_talks(cluster), ("Join the tailnet",)),
+    )
+
+
+@pytest.fixture
 def another_cidr(cluster, drained):
     worst = ("Write the daemon's configuration", "Take the approval back")
     new = {"headcni_new_pod_cidr": ",".join(NEW_CIDRS)}
@@ -178,8 +231,90 @@ def another_cidr(cluster, drained):
     )
 
 
+@pytest.fixture
+def another_server(cluster, elsewhere):
+    here, key = server(cluster.lab)
+    other = elsewhere.command("apikeys", "create").strip().splitlines()[-1]
+
+    def there() -> None:
+        nodes = json.loads(elsewhere.command("nodes", "list", "-o", "json"))
+        assert sorted(one["given_name"] for one in nodes) == [NODE, OTHER]
+        assert cluster.at_headscale() == []
+        cluster.traffic.reached()
+
+    def back() -> None:
+        assert sorted(one["givenName"] for one in cluster.at_headscale()) == [NODE, OTHER]
+        assert not json.loads(elsewhere.command("nodes", "list", "-o", "json"))
+        cluster.traffic.reached()
+
+    given = {
+        "headcni_yes": True,
+        "tailscale_login_server": elsewhere.url,
+        "headscale_routes_url": elsewhere.url,
+        "headscale_routes_api_key": other,
+        "headcni_former_url": here,
+        "headcni_former_api_key": key,
+    }
+    home = {
+        "headcni_yes": True,
+        "headcni_former_url": elsewhere.url,
+        "headcni_former_api_key": other,
+    }
+    worst = ("Join the tailnet", "Remove the identity that was left")
+    return (
+        Leg("move_server", there, worst, given, words=()),
+        Leg("move_server", back, worst, home, words=()),
+    )
+
+
+@pytest.fixture
+def new_keys(cluster):
+    was: dict[str, Any] = {}
+
+    def arrived() -> None:
+        now = of(cluster, NODE)
+        assert now["nodeKey"] != was["nodeKey"]
+        for same in ("id", "ipAddresses", "approvedRoutes", "subnetRoutes"):
+            assert sorted(now[same]) == sorted(was[same]), same
+        assert len(cluster.at_headscale()) == 2
+
+    def first() -> None:
+        was.update(of(cluster, NODE))
+
+    worst = ("Log in anew, with a new node key",)
+    return (Leg("rotate_keys", arrived, worst, first=first, silence=30),)
+
+
+@pytest.fixture
+def replaced(cluster, drained):
+    was: dict[str, Any] = {}
+
+    def first() -> None:
+        was.update(of(cluster, NODE))
+        cluster.wipe(NODE)
+
+    def arrived() -> None:
+        assert of(cluster, NODE)["id"] != was["id"]
+        assert len(cluster.at_headscale()) == 2
+        assert_a_new_pod_talks(cluster)
+
+    worst = ("Remove the identity", "Join the tailnet")
+    return (Leg("replace_node", arrived, worst, first=first),)
+
+
+THERE_AND_BACK = [
+    "switched",
+    "upgraded",
+    "other_tailscale",
+    "another_cidr",
+    "another_server",
+    "uninstalled",
+]
+ONE_WAY = ["new_keys", "replaced"]
+
+
 @pytest.mark.parametrize("how", ["fail", "kill 0.5"])
-@pytest.mark.parametrize("trip", ["upgraded", "another_cidr"])
+@pytest.mark.parametrize("trip", THERE_AND_BACK + ONE_WAY)
 def test_a_run_with_a_fault_is_finished_by_the_next(walk, request, trip, how):
     legs = request.getfixturevalue(trip)
     steps = [steps_of(walk.go(leg), leg, how) for leg in legs]
@@ -192,7 +327,7 @@ def test_a_run_with_a_fault_is_finished_by_the_next(walk, request, trip, how):
                 walk.stumble(legs[number], step, how, onward=legs[number], start=start)
 
 
-@pytest.mark.parametrize("trip", ["another_cidr"])
+@pytest.mark.parametrize("trip", THERE_AND_BACK)
 def test_a_run_that_was_killed_can_be_undone(walk, request, trip):
     there, back = request.getfixturevalue(trip)
     how = "kill 0.5"

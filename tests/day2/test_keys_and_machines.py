@@ -5,22 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from headscale_server import HeadscaleServer, until
+from headscale_server import until
 from traffic import CNITOOL
-
-from lab.layout import Lab, Plan
 
 pytestmark = pytest.mark.timeout(900)
 NODES = ("node1", "node2")
-# What is left of a machine whose disk is a new one.
-WIPE = """
-systemctl disable --now headcni-daemon tailscaled
-ip netns del pod; ip link del headcni0; nft flush ruleset
-rm -rf /opt/headcni /opt/cni /etc/headcni /etc/cni /var/lib/headcni /var/lib/cni /var/lib/tailscale
-rm -f /usr/local/bin/headcnictl /etc/systemd/system/headcni-* /etc/systemd/system/tailscaled*
-rm -f /usr/sbin/tailscaled /usr/bin/tailscale /etc/default/tailscaled /run/headcni/*
-systemctl daemon-reload
-"""
 
 
 def of(cluster, name: str) -> dict:
@@ -39,7 +28,7 @@ def test_a_new_key_leaves_name_addresses_and_routes(cluster, capsys):
         now = of(cluster, node)
         assert now["nodeKey"] != before[node]["nodeKey"]
         for same in ("id", "ipAddresses", "approvedRoutes", "subnetRoutes"):
-            assert now[same] == before[node][same], same
+            assert sorted(now[same]) == sorted(before[node][same]), same
 
 
 def test_a_machine_that_lives_is_not_replaced(cluster):
@@ -58,11 +47,12 @@ def test_a_machine_that_lives_is_not_replaced(cluster):
 
 def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster):
     before, count = of(cluster, "node2"), len(cluster.at_headscale())
-    cluster.lab.on("node2", WIPE, check=False)
-    until(lambda: not of(cluster, "node2").get("online"), 90)
+    cluster.wipe("node2")
     cluster.run("replace_node", "--limit", "node2")
     now = of(cluster, "node2")
-    assert now["id"] != before["id"] and now["approvedRoutes"] == before["approvedRoutes"]
+    assert now["id"] != before["id"] and sorted(now["approvedRoutes"]) == sorted(
+        before["approvedRoutes"]
+    )
     assert len(cluster.at_headscale()) == count
     cluster.lab.on("node2", f"ip netns add pod && {CNITOOL} add headcni /run/netns/pod")
     cluster.traffic.reached()
@@ -91,27 +81,6 @@ def test_another_pod_cidr_is_refused_while_pods_run_and_reached_afterwards(clust
     cluster.run("change_pod_cidr", *limit)  # as the inventory has it
     lab.on("node2", f"{CNITOOL} add headcni /run/netns/pod")
     cluster.traffic.reached()
-
-
-@pytest.fixture
-def elsewhere(cluster, tmp_path):
-    """Another Headscale, where nodes reach it."""
-
-    class Elsewhere(HeadscaleServer):
-        @property
-        def url(self) -> str:
-            return f"http://{address}:{self.port}"
-
-        def config(self) -> str:
-            return super().config().replace("127.0.0.1", address)
-
-    address = str(Plan.load(Lab.named(cluster.lab.name)).host)
-    server = Elsewhere(tmp_path)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def test_all_nodes_move_to_another_server_and_back(cluster, elsewhere):

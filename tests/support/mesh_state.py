@@ -23,11 +23,17 @@ def pod_ranges(node: str) -> tuple[str, str]:
     return f"10.55.{number}.0/24", f"fd55:0:0:{number}::/64"
 
 
-def at_headscale(lab: LabCommand) -> list[dict[str, Any]]:
+def server(lab: LabCommand) -> tuple[str, str]:
+    """Headscale's address, and a key for it."""
     known = lab.inventory()["lab"]["vars"]
     key = (Path(known["lab_dir"]) / "headscale-api-key").read_text().strip()
+    return known["lab_headscale_url"], key
+
+
+def at_headscale(lab: LabCommand) -> list[dict[str, Any]]:
+    url, key = server(lab)
     request = urllib.request.Request(
-        f"{known['lab_headscale_url']}/api/v1/node", headers={"Authorization": f"Bearer {key}"}
+        f"{url}/api/v1/node", headers={"Authorization": f"Bearer {key}"}
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
