@@ -1,6 +1,6 @@
 """delegate and plugins: order, prevResult, persisted steps, roll-back; with plugins of shell.
 
-The real Go plugins are in test_chain_go.py; these fail, hang and crash on demand.
+The real Go plugins are in tests/cni/test_go_chain.py; these fail, hang and crash on demand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The chain with the real plugins: bridge, host-local, tuning, portmap, bandwidth, firewall.
 
-They need root. What they do to a host they do to a network namespace that stands in for one, so
+What they do to a host they do to a network namespace that stands in for one, so
 neither the machine's links nor its firewall are touched.
 """
 
@@ -23,11 +23,6 @@ from headcni.result import VERSIONS, read, shape
 from headcni.store import Store
 from lab.tools import CNI
 from tests.unit.cni.test_result import FULL
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(not CNI.built, reason="the lab's CNI plugins are not built"),
-]
 
 PORTS = [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}]
 RATES = {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 0, "egressBurst": 0}
