@@ -10,8 +10,8 @@ from .fleet import LabCommand, playbook
 from .measure import Findings, Row, in_turns, median
 
 SENDER, RECEIVER = "node1", "node2"
-ROUNDS = 8
-SECONDS = 3
+ROUNDS = 20
+SECONDS = 2
 PORT = 5201
 PEER_CONF = "/run/bench/net.d"
 
