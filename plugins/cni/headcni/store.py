@@ -163,6 +163,7 @@ class Store:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection
         self._file: tuple[int, int] = (0, 0)
+        self._usable = False
         try:
             with _translated(path):
                 self._open()
@@ -349,6 +350,9 @@ class Store:
     @contextmanager
     def _session(self, begin: str) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if not self._usable:  # replacing it has failed, for want of room say: it is tried again
+                with _translated(self.path):
+                    self._open(vanished=True)
             if self._db.in_transaction:
                 yield self._db
                 return
@@ -382,10 +386,12 @@ class Store:
 
     def _open(self, broken: str = "", vanished: bool = False) -> None:
         """Connect. What changes the file itself is done by one process at a time."""
+        self._usable = False
         try:
             if broken or not self._connect() or self._version() != len(MIGRATIONS):
                 self._repair(broken, vanished)
             self._enter_boot()
+            self._usable = True
         except sqlite3.DatabaseError as problem:
             reason = _corruption(problem)
             if broken:

@@ -507,3 +507,26 @@ def test_a_lock_that_is_never_let_go_is_named_and_not_waited_for_for_ever(path, 
         os.close(holder)
     assert caught.value.code == errors.TRY_AGAIN and f"{path}.lock" in caught.value.details
     Store(path).close()
+
+
+def test_a_store_that_could_not_be_put_right_at_once_is_put_right_later(path, store, monkeypatch):
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.1)
+    store.remember(attachment("c1"))
+    holder = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    os.unlink(path)
+    for _ in range(2):
+        with pytest.raises(errors.CniError) as caught:
+            store.remember(attachment("c2"))
+        assert caught.value.code == errors.TRY_AGAIN
+    os.close(holder)
+    store.remember(attachment("c3"))
+    assert [known.owner.container_id for known in store.attachments()] == ["c3"]
+    assert store.lost.reason == "the database file was gone"
+
+
+def test_a_store_that_was_closed_stays_closed(path):
+    store = Store(path, boot_id="boot-1")
+    store.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        store.attachments()
