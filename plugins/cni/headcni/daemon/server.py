@@ -218,8 +218,10 @@ class _Call:
         # What no two calls may be at work on: a runtime that has given up on an ADD sends a DEL
         # while we may still be at it. A headcni in a chain of ours is called while the outer one
         # is at work on the same container, so the chain is part of it. GC and STATUS have none.
-        names = ("CNI_CONTAINERID", "CNI_IFNAME", NESTING)
-        self.subject = (request.program, *(request.env.get(name, "") for name in names))
+        container, ifname, nesting = (
+            request.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME", NESTING)
+        )
+        self.subject = (request.program, container, ifname, nesting) if container else ()
 
     def is_abandoned(self) -> bool:
         try:
@@ -271,10 +273,10 @@ class _Calls:
             if self._stopping or self.count >= MAX_CALLS:
                 return False
             self.count += 1
-            if call.subject[0] and call.subject in self._behind:
+            if call.subject and call.subject in self._behind:
                 self._behind[call.subject].append(call)
                 return True
-            if call.subject[0]:
+            if call.subject:
                 self._behind[call.subject] = deque()
             self._make_ready(call)
             return True
@@ -349,7 +351,7 @@ class _Calls:
     def _finished(self, call: _Call) -> None:
         with self._lock:
             self.count -= 1
-            if not call.subject[0]:
+            if not call.subject:
                 return
             waiting = self._behind[call.subject]
             if waiting:

@@ -1,0 +1,78 @@
+"""Which calls wait for which, and what becomes of them when the daemon stops."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from headcni.daemon.protocol import Request
+from headcni.daemon.server import _Call, _Calls
+
+SECONDS = 10.0
+
+
+class Work:
+    """Calls that are at work until they are told to end."""
+
+    def __init__(self) -> None:
+        self.calls = _Calls(self._serve)
+        self.begun: list[str] = []
+        self._changed = threading.Condition()
+        self._may_end = threading.Event()
+        self._shims: list[socket.socket] = []
+
+    def _serve(self, call: _Call, _worker: object) -> None:
+        with self._changed:
+            self.begun.append(call.request.env["CNI_COMMAND"])
+            self._changed.notify_all()
+        self._may_end.wait(SECONDS)
+
+    def call(self, verb: str, container: str = "", **env: str) -> socket.socket:
+        """The shim's end of its connection."""
+        ours, theirs = socket.socketpair()
+        names = {"CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"} if container else {}
+        env = {"HEADCNI_PROGRAM": "headcni", "CNI_COMMAND": verb, **names, **env}
+        assert self.calls.begin(_Call(Request("0", "", env, b""), theirs, None))
+        self._shims.append(ours)
+        return ours
+
+    def has_begun(self, *verbs: str) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: sorted(self.begun) == sorted(verbs), 2.0)
+
+    def end(self) -> None:
+        self._may_end.set()
+
+    def clear(self) -> None:
+        self.end()
+        self.calls.finish(SECONDS)
+        for shim in self._shims:
+            shim.close()
+
+
+@pytest.fixture
+def work() -> Iterator[Work]:
+    made = Work()
+    yield made
+    made.clear()
+
+
+def test_calls_for_one_container_come_one_after_the_other(work):
+    work.call("ADD", "c1")
+    work.call("DEL", "c1")
+    work.call("DEL", "c2")
+    work.call("CHECK", "c1", HEADCNI_CHAIN="0")
+    assert work.has_begun("ADD", "DEL", "CHECK")
+    assert not work.has_begun("ADD", "DEL", "DEL", "CHECK")
+    work.end()
+    assert work.has_begun("ADD", "DEL", "DEL", "CHECK")
+
+
+def test_calls_for_no_container_wait_for_nobody(work):
+    work.call("GC")
+    work.call("STATUS")
+    work.call("STATUS")
+    assert work.has_begun("GC", "STATUS", "STATUS")
