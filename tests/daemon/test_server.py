@@ -311,9 +311,9 @@ class TestWithoutIt:
         held.release()
         out, _ = begun.communicate(timeout=20)
         assert begun.returncode == 0 and "10.55.1.9/24" in out
-        assert server.wait(20) == 0
-        assert node.has_served(ADD=1)
         assert behind.wait(20) == 0, behind.communicate()
+        assert server.wait(20) == 0
+        assert node.has_served(ADD=2)
 
     def test_a_silent_daemon_is_named_and_nothing_is_done_beside_it(self, node, server):
         server.send_signal(signal.SIGSTOP)

@@ -76,3 +76,19 @@ def test_calls_for_no_container_wait_for_nobody(work):
     work.call("STATUS")
     work.call("STATUS")
     assert work.has_begun("GC", "STATUS", "STATUS")
+
+
+def test_a_stopping_daemon_keeps_the_call_that_waits_for_one_at_work(work):
+    work.call("ADD", "c1")
+    assert work.has_begun("ADD")
+    behind = work.call("DEL", "c1")
+    stopping = threading.Thread(target=work.calls.finish, args=(SECONDS,))
+    stopping.start()
+    behind.settimeout(0.5)
+    with pytest.raises(socket.timeout):  # were it closed, its shim would do it beside the ADD
+        behind.recv(1)
+    work.end()
+    stopping.join(SECONDS)
+    assert work.begun == ["ADD", "DEL"]
+    assert work.calls.count == 0
+    assert behind.recv(1) == b""

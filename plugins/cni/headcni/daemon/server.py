@@ -3,7 +3,8 @@
 One thread listens and reads. Each call has a thread while it runs, since a verb enters the pod's
 network namespace and waits for the kernel. What is not a sound request of root's, of our own
 release and network namespace, is closed without an answer, and its shim runs the call itself. The
-same becomes of calls that have not begun when the daemon stops; those that have are answered.
+same becomes of calls that have not begun when the daemon stops; those that have are answered, and
+so are those that wait for them.
 
     python3 -m headcni.daemon.server --socket /run/headcni/cni.sock
 
@@ -282,21 +283,27 @@ class _Calls:
             return True
 
     def finish(self, limit: float) -> bool:
-        """Hand back what has not begun, and see the rest through."""
+        """Hand back what has not begun, and see the rest through: with it whoever waits for it, as
+        a shim that was handed a DEL back would run it beside the ADD that is at work."""
         deadline = time.monotonic() + limit
         with self._lock:
             self._stopping = True
-            for calls in (*(lane.ready for lane in self._lanes), *self._behind.values()):
-                self.count -= len(calls)
-                for call in calls:
-                    call.close()
-                calls.clear()
             for lane in self._lanes:
+                for call in lane.ready:
+                    for one in (call, *self._behind.pop(call.subject, ())):
+                        self.count -= 1
+                        one.close()
+                lane.ready.clear()
                 lane.came.notify_all()
-            threads = self._threads
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        while True:
+            with self._lock:
+                at_work = next((one for one in self._threads if one.is_alive()), None)
+            if at_work is None:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            at_work.join(left)
 
     def _make_ready(self, call: _Call) -> None:
         lane = self._lanes[call.depth]
