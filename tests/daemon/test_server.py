@@ -315,6 +315,18 @@ class TestWithoutIt:
         assert server.wait(20) == 0
         assert node.has_served(ADD=2)
 
+    def test_an_add_that_nobody_waits_for_any_more_leaves_nothing(self, node, server, held):
+        pod = node.pod()
+        call = begin(node, held.conf, pod, **held.path)
+        node.wait_for(lambda: held.noted() == ["ADD begins"])
+        call.kill()
+        call.wait(20)
+        node.delete(held.conf, pod, **held.path, **ALONE).succeeds()  # not by this daemon
+        held.release()
+        assert node.has_served(ADD=1, DEL=1)
+        assert held.noted()[-3:] == ["ADD ends", "DEL begins", "DEL ends"]
+        assert node.is_empty()
+
     def test_a_silent_daemon_is_named_and_nothing_is_done_beside_it(self, node, server):
         server.send_signal(signal.SIGSTOP)
         pod, patience = node.pod(), {"HEADCNI_DAEMON_TIMEOUT": "1"}

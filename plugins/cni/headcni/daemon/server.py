@@ -153,7 +153,14 @@ class CniServer:
         except OSError as problem:
             self._log(f'msg="a call was left to its shim" reason="no netlink: {problem}"')
             return
-        env = call.request.env
+        outcome = self._run(call, call.request.env, worker)
+        made = not outcome.code and "store" in outcome.phases
+        if made and not call.answered and not self._calls.is_followed(call):
+            # The DEL of a runtime that gave up on this ADD may be over: a shim that does not get in
+            # here, as we are stopping, runs it by itself.
+            self._run(call, {**call.request.env, "CNI_COMMAND": "DEL"}, worker)
+
+    def _run(self, call: _Call, env: Mapping[str, str], worker: _Worker) -> verbs.Outcome:
         buried: list[str] = []
         began = time.monotonic()
         verb = env.get("CNI_COMMAND", "")
@@ -168,13 +175,14 @@ class CniServer:
             opener = self._opener(worker, buried.append)
             outcome = verbs.run(env, call.request.stdin, call.netns_fd, opener)
         took = time.monotonic() - began
-        with suppress(OSError):  # its shim was ended meanwhile; the runtime will send a DEL
+        with suppress(OSError):  # its shim was ended meanwhile
             call.answer(outcome.exit_code, outcome.output)
         for data_dir in buried:
             self._links.wake(data_dir)
         response = time.monotonic() - call.arrived
         phases = {"wait": began - call.arrived, **outcome.phases}
         self._report(Served(verb, outcome, took, response, phases))
+        return outcome
 
     def _report(self, served: Served) -> None:
         if self._on_call is None:
@@ -215,6 +223,7 @@ class _Call:
         self.connection = connection
         self.netns_fd = netns_fd
         self.arrived = time.monotonic()
+        self.answered = False
         self.depth = min(len(steps(request.env)), MAX_NESTING)
         # What no two calls may be at work on: a runtime that has given up on an ADD sends a DEL
         # while we may still be at it. A headcni in a chain of ours is called while the outer one
@@ -236,6 +245,7 @@ class _Call:
         self.connection.settimeout(SEND_SECONDS)
         self.connection.sendall(protocol.answer(exit_code, output))
         self.connection.close()
+        self.answered = True
 
     def close(self) -> None:
         _close(self.connection, self.netns_fd)
@@ -281,6 +291,11 @@ class _Calls:
                 self._behind[call.subject] = deque()
             self._make_ready(call)
             return True
+
+    def is_followed(self, call: _Call) -> bool:
+        """Whether another call for the same container waits for this one."""
+        with self._lock:
+            return bool(self._behind.get(call.subject))
 
     def finish(self, limit: float) -> bool:
         """Hand back what has not begun, and see the rest through: with it whoever waits for it, as
