@@ -451,6 +451,15 @@ def test_without_events_the_regular_pass_finds_what_changed(node):
         until(lambda: node.routes() == {})
 
 
+@pytest.mark.parametrize("state", ["gone", "Starting"])
+def test_a_question_that_failed_is_asked_again_though_the_bus_has_no_news(node, state):
+    node.tailnet.set(peer(2))
+    node.tailnet.state[0] = state
+    with node.running(interval=0.3):
+        node.tailnet.state[0] = "Running"
+        until(lambda: len(node.routes()) == 2)
+
+
 def test_pods_that_come_and_go_wake_nobody(node):
     with node.running(interval=60) as reports:
         for number in range(5):

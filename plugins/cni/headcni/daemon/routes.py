@@ -497,7 +497,9 @@ class RouteManager:
     def _should_ask(self) -> bool:
         now = time.monotonic()
         old = self._bus_problem or now - self._asked_at > STALE_SECONDS
-        return bool(self._stale or old) and now >= self._ask_again_at
+        # What went wrong on our side of the socket is no news to the bus.
+        failed = any(not one.ok for one in self._heard if one.name != "approved")
+        return bool(self._stale or old or failed) and now >= self._ask_again_at
 
     def _await_news(self, events: RouteEvents, doorstep: socket.socket) -> None:
         """Return when there is something to do, or at the next regular pass; and not before news
