@@ -451,6 +451,12 @@ def test_without_events_the_regular_pass_finds_what_changed(node):
         until(lambda: node.routes() == {})
 
 
+def test_the_regular_pass_may_come_more_often_from_now_on(node):
+    with node.running(interval=60) as reports:
+        node.made[-1].every(0.2)
+        until(lambda: len(reports) > 4)
+
+
 @pytest.mark.parametrize("state", ["gone", "Starting"])
 def test_a_question_that_failed_is_asked_again_though_the_bus_has_no_news(node, state):
     node.tailnet.set(peer(2))

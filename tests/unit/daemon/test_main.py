@@ -66,6 +66,32 @@ def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):
     assert len(daemon.store.attachments()) == 3
 
 
+class Paced:
+    """A part that has passes."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.every = self.seconds.append
+
+
+def test_what_a_reload_can_change_is_changed_in_every_part(daemon, tmp_path):
+    daemon.routes, daemon.pods = Paced(), Paced()
+    config = daemon._path
+    with open(config, "w", encoding="utf-8") as file:
+        file.write("daemon: {reconcileInterval: 5m}\nipam: {gcInterval: 10s}\n")
+    daemon._sweep_at = time.monotonic() + 3600
+    daemon.reload()
+    assert (daemon.routes.seconds, daemon.pods.seconds) == ([300.0], [300.0])
+    assert daemon._sweep_at <= time.monotonic() + 10
+    assert daemon._wake.is_set(), "who keeps house waits for as long as was right before"
+    daemon.reload()
+    assert daemon.routes.seconds == [300.0]
+    with open(config, "w", encoding="utf-8") as file:
+        file.write("daemon: {reconcileInterval: 1s}\n")
+    daemon.reload()
+    assert (daemon.routes.seconds, daemon.pods.seconds) == ([300.0, 1.0], [300.0, 10.0])
+
+
 def test_the_clusters_range_is_the_configured_one_or_one_around_our_own(tmp_path):
     config = configured(tmp_path)
     own = config.network.pod_cidr.node_local

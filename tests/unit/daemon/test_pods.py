@@ -465,6 +465,15 @@ def test_the_queue_pauses_between_batches_and_wakes_up_to_close():
     assert queue.take(time.monotonic() + 30) == []
 
 
+def test_the_passes_may_come_more_often_from_now_on(watched):
+    watcher = watched.watcher(interval=60.0)
+    passes = []
+    watcher._on_pass = lambda report, _: passes.append(report)
+    watcher.start()
+    watcher.every(0.2)
+    until(lambda: len(passes) > 3)
+
+
 def test_it_stops_at_once_whatever_it_is_doing(watched):
     watcher = watched.started()
     began = time.monotonic()

@@ -202,19 +202,34 @@ class Daemon:
             log.error("the new configuration has mistakes; the old one stays", problem=problem)
             return
         differing = configuration.changes(self.config, wanted)
-        monitoring, headscale = self.config.monitoring, self.config.headscale
+        before = self.config
         self.config = configuration.with_applied(self.config, wanted)
         logs.set_up(self.config.logging.level, self.config.logging.format)
         for change in differing.applied:
             log.info("changed", key=str(change))
         for change in differing.needs_restart:
             log.warn("unchanged until the daemon is restarted", key=str(change))
-        if self.config.monitoring != monitoring:
+        if self.config.daemon.reconcile_interval != before.daemon.reconcile_interval:
+            self._set_pace()
+        if self.config.ipam.gc_interval != before.ipam.gc_interval:
+            self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
+        self._wake.set()  # it waits for as long as was right before
+        if self.config.monitoring != before.monitoring:
             if self.monitor is not None:
                 self.monitor.stop()
             self._start_monitor()
-        if self.config.headscale != headscale:
+        if self.config.headscale != before.headscale:
             self._start_keeper()
+
+    def _set_pace(self) -> None:
+        if (routes := self.routes) is not None:
+            routes.every(self.config.daemon.reconcile_interval)
+        if self.pods is not None:
+            self.pods.every(self._pods_interval)
+
+    @property
+    def _pods_interval(self) -> float:
+        return max(self.config.daemon.reconcile_interval, 10.0)
 
     def status(self) -> dict[str, Any]:
         """All that headcnictl shows of the daemon."""
@@ -291,7 +306,7 @@ class Daemon:
             own_cidrs=self.pod_cidrs,
             on_event=self._pod_event,
             on_pass=self._pods_compared,
-            interval=max(wanted.reconcile_interval, 10.0),
+            interval=self._pods_interval,
         )
         self.conditions.fixed["pods"] = self.pods.held_back
         self._measure_pods(self.pods)

@@ -85,7 +85,7 @@ class WorkQueue:
         self._due: dict[str, float] = {}
         self._changed = threading.Condition()
         self._not_before = 0.0
-        self._closed = False
+        self._closed = self._interrupted = False
 
     def __len__(self) -> int:
         return len(self._due)
@@ -101,9 +101,10 @@ class WorkQueue:
             return True
 
     def take(self, until: float, most: int = BATCH) -> list[str]:
-        """Those that are due, the longest due first; none if it became `until`, or was closed."""
+        """Those that are due, the longest due first; none if it became `until`, or was closed or
+        interrupted."""
         with self._changed:
-            while not self._closed:
+            while not (self._closed or self._interrupted):
                 now = time.monotonic()
                 ready = [key for key, due in self._due.items() if due <= now]
                 if ready and now >= self._not_before:
@@ -117,7 +118,14 @@ class WorkQueue:
                 next_due = min(self._due.values(), default=until)
                 wake = max(next_due, self._not_before)
                 self._changed.wait(max(0.0, min(wake, until) - now))
+            self._interrupted = False
             return []
+
+    def interrupt(self) -> None:
+        """Who waits, or waits next, is to see that `until` is another now."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -234,6 +242,12 @@ class PodWatcher:
             while thread.is_alive() and time.monotonic() < deadline:
                 self._client.cancel()
                 thread.join(0.1)
+
+    def every(self, seconds: float) -> None:
+        """From now on the passes over all pods are so far apart."""
+        self._interval = seconds
+        self._plan_pass()
+        self._queue.interrupt()
 
     def is_alive(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)

@@ -334,6 +334,11 @@ class RouteManager:
         if self._bell is not None:
             self._bell.close()
 
+    def every(self, seconds: float) -> None:
+        """From now on the regular passes are so far apart."""
+        self._interval = seconds
+        self._ring()
+
     def is_alive(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
 
