@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from headcni.daemon.main import Conditions, Daemon, cluster_cidrs, control_path,
 from headcni.daemon.monitor import ask
 from headcni.daemon.routes import Condition, Report
 from headcni.model import Owner, PodRef
-from headcni.store import Attachment
+from headcni.store import Attachment, PluginState
 
 CONFIG = """
 daemon: {{socket: {tmp}/cni.sock, dataDir: {tmp}/data}}
@@ -55,6 +56,24 @@ def test_a_network_whose_namespace_is_gone_is_released_and_told(daemon, tmp_path
     [event] = daemon.events.kept()
     assert (event["type"], event["pod_ip"]) == ("pod-leaked", ["10.9.1.5"])
     assert daemon._sweep() == []
+
+
+def test_a_network_that_cannot_be_released_keeps_no_other_from_it(daemon, tmp_path):
+    stuck = attach(daemon, "stuck", str(tmp_path / "gone"), time.time() - 7200)
+    conf = {"cniVersion": "1.0.0", "name": "pods", "type": "nowhere"}
+    daemon.store.save_plugin_state(stuck, PluginState(0, "nowhere", conf, {}))
+    attach(daemon, "lost", str(tmp_path / "gone"), time.time() - 3600)
+    assert daemon._sweep() == ["lost eth0"]
+    assert [one.owner for one in daemon.store.attachments()] == [stuck]
+
+
+def test_a_network_is_released_in_the_store_that_it_was_found_in(daemon, tmp_path):
+    lost = attach(daemon, "lost", str(tmp_path / "gone"), time.time() - 3600)
+    known = daemon.store.attachment(lost)
+    elsewhere = {**known.config, "data_dir": str(tmp_path / "elsewhere")}
+    daemon.store.remember(replace(known, config=elsewhere))
+    assert daemon._sweep() == ["lost eth0"]
+    assert daemon.store.attachments() == []
 
 
 def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):

@@ -16,11 +16,13 @@ import subprocess
 import threading
 import time
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
 from ..datapath import firewall
+from ..datapath.netlink import Netlink
 from ..errors import CniError
 from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
@@ -440,10 +442,21 @@ class Daemon:
             young = time.time() - one.created < GRACE_SECONDS
             if watched or young or not one.netns or not repair.is_dead(one.netns, None):
                 continue
-            repair.release(one, verbs.opened)
+            try:
+                repair.release(one, self._opened)
+            except CniError as problem:
+                log.warn("a leaked network cannot be released", pod=one.pod, problem=problem)
+                continue
             self.events.tell(Event.of(LEAKED, one, "its network namespace is gone: released"))
             released.append(f"{one.owner.container_id} {one.owner.ifname}")
         return released
+
+    @contextmanager
+    def _opened(self, _data_dir: str) -> Iterator[verbs.Node]:
+        """The store is the one that the attachments came from: the plugin may have had its folder
+        from HEADCNI_DATA_DIR, of which their configuration says nothing."""
+        with Netlink() as kernel:
+            yield verbs.Node(self.store, Ipam(self.store), kernel)
 
     def _start_routes(self) -> Sequence[str]:
         mesh = mesh_of(self.config, self.pod_cidrs, self.cluster_cidrs, self.namespace)
