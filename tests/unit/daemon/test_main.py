@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from headcni.daemon import main
 from headcni.daemon.config import parse
 from headcni.daemon.main import Conditions, Daemon, cluster_cidrs, control_path, prefs_file
 from headcni.daemon.monitor import ask
@@ -83,6 +84,22 @@ def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):
     attach(daemon, "unknown", "", long_ago)
     assert daemon._sweep() == []
     assert len(daemon.store.attachments()) == 3
+
+
+def test_routes_that_cannot_be_kept_just_now_are_begun_at_a_later_pass(daemon, monkeypatch):
+    class Refused:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def start(self) -> None:
+            raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(main, "RouteManager", Refused)
+    daemon._pass("routes", daemon._start_routes)
+    assert daemon.routes is None
+    monkeypatch.setattr(Refused, "start", lambda _: None)
+    daemon._pass("routes", daemon._start_routes)
+    assert isinstance(daemon.routes, Refused)
 
 
 class Paced:

@@ -460,14 +460,15 @@ class Daemon:
 
     def _start_routes(self) -> Sequence[str]:
         mesh = mesh_of(self.config, self.pod_cidrs, self.cluster_cidrs, self.namespace)
-        self.routes = RouteManager(
+        routes = RouteManager(
             mesh,
             self.api,
             prefs=NodePrefs(self.api, prefs_file(self.config)),
             interval=self.config.daemon.reconcile_interval,
             on_report=self._reported,
         )
-        self.routes.start()
+        routes.start()
+        self.routes = routes  # only now: what could not be started is tried again
         return ()
 
     def _reported(self, report: Report) -> None:
