@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 
 V4, V6 = 0, 1
+# A router's advertisement to all: hop limit 64, for half an hour.
+ADVERTISE = """
+import socket, struct
+link = socket.if_nametoindex("eth0")
+with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router:
+    router.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+    advertisement = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+    router.sendto(advertisement, ("ff02::1", 0, 0, link))
+"""
+
+
+def until(wanted, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not wanted():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
 
 
 def addresses(result):
@@ -127,6 +146,19 @@ def test_a_namespace_with_ipv6_switched_off_gets_it_for_its_pods_address(node, c
     pod.run("sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
     result = node.add(conf, pod).ok
     assert result["ips"][V6]["address"] in pod.addresses("eth0")
+
+
+def test_the_first_ipv6_pod_does_not_cost_the_node_the_router_that_it_has_learnt_of(node, conf):
+    node.netns.run("sysctl", "-qw", "net.ipv6.conf.all.forwarding=0")
+    node.netns.run("sysctl", "-qw", "net.ipv6.conf.eth0.accept_ra=1")
+    node.netns.ip("-6 route flush default")
+    node.outside.run("sysctl", "-qw", "net.ipv6.conf.eth0.forwarding=1")
+    node.outside.run(sys.executable, "-c", ADVERTISE)
+    until(lambda: "proto ra" in node.netns.ip("-6 route show default"))
+    node.add(conf).succeeds()
+    assert "proto ra" in node.netns.ip("-6 route show default")
+    assert node.netns.run("sysctl", "-n", "net.ipv6.conf.eth0.accept_ra").stdout == "2\n"
+    assert node.netns.run("sysctl", "-n", "net.ipv6.conf.lo.accept_ra").stdout == "1\n"
 
 
 def test_forwarding_is_turned_on(node, conf):

@@ -168,13 +168,13 @@ def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     and any later one are the same code."""
     netns.write_sysctl("net/ipv4/ip_forward", "1")
     if any(one.address.version == 6 for one in cable.addresses):
-        if netns.read_sysctl("net/ipv6/conf/all/forwarding") is None:
+        if not netns.has_ipv6():
             raise CniError(
                 KERNEL_LACKS,
                 "the pod is to have an IPv6 address, but this kernel has no IPv6",
                 "boot without ipv6.disable=1, or take the IPv6 range out of the configuration",
             )
-        netns.write_sysctl("net/ipv6/conf/all/forwarding", "1")
+        netns.forward_ipv6()
     if network.datapath == "routed":
         kernel.do(rtnl.unreachable(cidr) for cidr in network.pod_cidrs)
         return

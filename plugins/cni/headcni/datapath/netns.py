@@ -11,6 +11,8 @@ from typing import Optional
 from ..errors import NETNS_GONE, CniError
 
 CLONE_NEWNET = 0x40000000
+_FORWARDING6 = "net/ipv6/conf/all/forwarding"
+_LEARNT = 0x00050000  # RTF_DEFAULT and RTF_ADDRCONF
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -78,3 +80,25 @@ def write_sysctl(path: str, value: str) -> None:
         return
     with suppress(FileNotFoundError), open(f"/proc/sys/{path}", "w", encoding="ascii") as file:
         file.write(value)
+
+
+def forward_ipv6() -> None:
+    """Have the node forward. One that does forgets the routers that it has learnt of, and its
+    default route with them, unless their links' accept_ra is 2."""
+    if read_sysctl(_FORWARDING6) == "0":
+        for link in _links_with_routers():
+            if read_sysctl(f"net/ipv6/conf/{link}/accept_ra") == "1":
+                write_sysctl(f"net/ipv6/conf/{link}/accept_ra", "2")
+    write_sysctl(_FORWARDING6, "1")
+
+
+def has_ipv6() -> bool:
+    return read_sysctl(_FORWARDING6) is not None
+
+
+def _links_with_routers() -> set[str]:
+    """Those that a default route leads to which a router has announced."""
+    with suppress(OSError), open("/proc/thread-self/net/ipv6_route", encoding="ascii") as file:
+        routes = [line.split() for line in file]
+        return {route[9] for route in routes if int(route[8], 16) & _LEARNT == _LEARNT}
+    return set()
