@@ -14,7 +14,7 @@ import pytest
 import headcni
 from headcni import errors
 from headcni.ipam import recover
-from headcni.ipam.plugin import VERSIONS, run
+from headcni.ipam.plugin import VERSIONS, means_its_own_folder, run
 from headcni.store import Store
 
 SECTION = {
@@ -410,3 +410,10 @@ def test_as_a_program_it_reads_stdin_and_answers_on_stdout(plugin):
     assert done[1].stdout == b""
     assert json.loads(done[2].stdout)["code"] == errors.INCOMPATIBLE_VERSION
     assert [one.stderr for one in done] == [b""] * 3
+
+
+def test_a_configuration_without_a_bottom_is_refused_and_nothing_worse():
+    deep = b'{"ipam":' + b"[" * 100_000
+    assert not means_its_own_folder(deep)
+    code, answer = run({"CNI_COMMAND": "STATUS"}, deep)
+    assert (code, json.loads(answer)["code"]) == (1, errors.UNDECODABLE)

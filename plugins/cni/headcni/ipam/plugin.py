@@ -199,7 +199,7 @@ def _verb(env: Mapping[str, str]) -> str:
 def _decode(stdin: bytes) -> Mapping[str, Any]:
     try:
         conf = json.loads(stdin)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise CniError(UNDECODABLE, "the configuration is not JSON", str(problem)) from problem
     if not isinstance(conf, dict):
         raise CniError(UNDECODABLE, "the configuration is not a JSON object")
