@@ -201,6 +201,27 @@ def test_configured_routes_are_in_the_pod_and_in_the_result(node, datapath):
     assert "metric 50 mtu 1300" in pod.ip("route show 198.51.100.0/24")
 
 
+def test_a_route_for_another_table_is_there_and_not_in_the_main_one(node, datapath):
+    routes = [
+        {"dst": "0.0.0.0/0", "gw": "10.55.1.77", "table": 100},
+        {"dst": "198.51.100.0/24", "table": 5300},
+    ]
+    ipam = {"type": "headcni-ipam", "subnet": "10.55.1.0/24", "routes": routes}
+    pod, conf = node.pod(), node.conf(datapath=datapath, ipam=ipam)
+    if datapath == "routed":
+        routes[0]["gw"] = "10.55.1.1"
+    result = node.add(conf, pod).ok
+    assert {"dst": "198.51.100.0/24", "gw": "10.55.1.1", "table": 5300} in result["routes"]
+    assert "198.51.100.0/24 via 10.55.1.1" in pod.ip("route show table 5300")
+    assert f"default via {routes[0]['gw']}" in pod.ip("route show table 100")
+    assert pod.ip("route show default").split()[:3] == ["default", "via", "10.55.1.1"]
+    assert pod.ip("route show 198.51.100.0/24") == ""
+    node.check(conf, pod, result).succeeds()
+    pod.ip("route flush table 5300")
+    said = node.check(conf, pod, result).error["details"]
+    assert said == "pod: no route 198.51.100.0/24 via 10.55.1.1 in table 5300"
+
+
 def test_magic_dns_reaches_the_result_and_the_runtimes_own_wins(node):
     conf = node.conf(
         magic_dns={

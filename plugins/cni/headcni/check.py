@@ -117,11 +117,12 @@ def _pod(kernel: Any, network: NetworkConfig, known: Attachment) -> Iterator[str
     for ip in known.result.get("ips", ()):
         if ip["address"] not in have:
             yield f"pod: {name} has no address {ip['address']}"
-    routes = _routes(kernel, end["index"])
     for route in known.result.get("routes", ()):
-        if not any(_same(route, other) for other in routes):
+        table = route.get("table") or RT_TABLE_MAIN
+        if not any(_same(route, other) for other in _routes(kernel, end["index"], table)):
             via = f" via {route['gw']}" if "gw" in route else ""
-            yield f"pod: no route {route['dst']}{via}"
+            within = f" in table {table}" if table != RT_TABLE_MAIN else ""
+            yield f"pod: no route {route['dst']}{via}{within}"
     yield from _bucket(kernel, end["index"], network.bandwidth.egress_rate, "egress")
 
 
@@ -148,10 +149,10 @@ def _addresses(kernel: Any, index: int) -> set[str]:
     return {f"{one.get('IFA_ADDRESS')}/{one['prefixlen']}" for one in kernel.get_addr(index=index)}
 
 
-def _routes(kernel: Any, index: int) -> list[Route]:
+def _routes(kernel: Any, index: int, table: int = RT_TABLE_MAIN) -> list[Route]:
     found = []
     for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
-        for one in kernel.get_routes(family=family, table=RT_TABLE_MAIN, oif=index):
+        for one in kernel.get_routes(family=family, table=table, oif=index):
             anywhere = ip_address(bytes(bits // 8))
             dst = ip_network(f"{one.get('RTA_DST') or anywhere}/{one['dst_len']}")
             gateway = one.get("RTA_GATEWAY")

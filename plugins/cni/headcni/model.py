@@ -38,6 +38,8 @@ class Route:
     mtu: Optional[int] = None
     advmss: Optional[int] = None
     priority: Optional[int] = None
+    table: Optional[int] = None  # None: the main one
+    scope: Optional[int] = None
 
 
 @dataclass(frozen=True)

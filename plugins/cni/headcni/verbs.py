@@ -449,7 +449,7 @@ def _route(route: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {"dst": str(route.dst)}
     if route.gateway is not None:
         shown["gw"] = str(route.gateway)
-    for key in ("mtu", "advmss", "priority"):
+    for key in ("mtu", "advmss", "priority", "table", "scope"):
         if getattr(route, key) is not None:
             shown[key] = getattr(route, key)
     return shown

@@ -195,6 +195,16 @@ def test_exclusions_are_addresses_cidrs_and_ranges_and_only_those_that_matter_ar
             "ipam.routes[0].mtu",
             "number",
         ),
+        (
+            {"subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0", "table": 1 << 32}]},
+            "ipam.routes[0].table",
+            "a number from 0 to 4294967295",
+        ),
+        (
+            {"subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0", "scope": 256}]},
+            "ipam.routes[0].scope",
+            "a number from 0 to 255",
+        ),
         ({"ranges": [{"subnet": "10.1.2.0/24"}]}, "ipam.ranges[0]", "a list of ranges"),
         ({"ranges": [[]]}, "ipam.ranges[0]", "a list of ranges"),
         ({"ranges": [[{}]]}, "ipam.ranges[0][0].subnet", "the subnet"),

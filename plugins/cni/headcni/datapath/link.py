@@ -7,7 +7,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import Optional
 
@@ -106,9 +106,10 @@ def _routes(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Ro
     for route in network.ipam.routes:
         gateway = route.gateway or gateways.get(route.dst.version)
         if any(one.address.version == route.dst.version for one in leased):
-            found.append(Route(route.dst, gateway, route.mtu, route.advmss, route.priority))
+            found.append(replace(route, gateway=gateway))
     if network.default_route:
-        have = {route.dst.version for route in found if route.dst.prefixlen == 0}
+        main = [route for route in found if route.table in (None, 0, rtnl.RT_TABLE_MAIN)]
+        have = {route.dst.version for route in main if route.dst.prefixlen == 0}
         for version, gateway in gateways.items():
             if version not in have:
                 found.append(Route(ip_network("0.0.0.0/0" if version == 4 else "::/0"), gateway))
@@ -248,6 +249,8 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
             mtu=route.mtu,
             advmss=route.advmss,
             priority=route.priority,
+            table=route.table or rtnl.RT_TABLE_MAIN,
+            scope=route.scope,
             protocol=rtnl.RTPROT_STATIC,
         )
         for route in cable.routes

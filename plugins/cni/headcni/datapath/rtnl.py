@@ -171,16 +171,19 @@ def new_route(
     mtu: Optional[int] = None,
     advmss: Optional[int] = None,
     priority: Optional[int] = None,
+    table: int = RT_TABLE_MAIN,
+    scope: Optional[int] = None,
     protocol: int = RTPROT_HEADCNI,
 ) -> Request:
-    scope = RT_SCOPE_LINK if gateway is None and dst.version == 4 else RT_SCOPE_UNIVERSE
+    if scope is None:
+        scope = RT_SCOPE_LINK if gateway is None and dst.version == 4 else RT_SCOPE_UNIVERSE
     body = struct.pack(
         "=BBBBBBBBI",
         family(dst),
         dst.prefixlen,
         0,
         0,
-        RT_TABLE_MAIN,
+        table if table < 256 else 0,
         protocol,
         scope,
         RTN_UNICAST,
@@ -195,6 +198,8 @@ def new_route(
         body += attribute(RTA_PREFSRC, source.packed)
     if priority is not None:
         body += u32(RTA_PRIORITY, priority)
+    if table > 255:
+        body += u32(RTA_TABLE, table)
     metrics = [
         u32(kind, value) for kind, value in ((RTAX_MTU, mtu), (RTAX_ADVMSS, advmss)) if value
     ]

@@ -376,14 +376,14 @@ def _route(item: object, path: str, problems: list[Problem]) -> Route | None:
             problems.append(Problem(f"{path}.gw", item["gw"], f"an IPv{dst.version} address"))
     numbers: dict[str, int | None] = {}
     for key in ROUTE_KEYS[2:]:
-        number = item.get(key)
+        number, most = item.get(key), 255 if key == "scope" else 2**32 - 1
         if number is not None and (
-            isinstance(number, bool) or not isinstance(number, int) or number < 0
+            isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most
         ):
-            problems.append(Problem(f"{path}.{key}", number, "a number from 0 up"))
+            problems.append(Problem(f"{path}.{key}", number, f"a number from 0 to {most}"))
             number = None
         numbers[key] = number
-    return Route(dst, gateway, numbers["mtu"], numbers["advmss"], numbers["priority"])
+    return Route(dst, gateway, **numbers)
 
 
 def _requested(
