@@ -49,16 +49,19 @@ def test_a_limit_is_felt_in_its_direction_and_not_in_the_other(node, datapath, d
     assert 0 < slow < 2 * RATE < fast
 
 
-def test_both_limits_are_shown_by_tc_and_gone_with_the_pod(node):
+def test_both_limits_are_shown_by_tc_and_gone_with_the_pod(node, datapath):
     pod = node.pod()
     rates = limits(ingressRate=RATE, ingressBurst=BURST, egressRate=2 * RATE, egressBurst=BURST)
-    conf = {**node.conf(), **rates}
+    conf = {**node.conf(datapath=datapath), **rates}
     result = node.add(conf, pod).ok
     assert "rate 4Mbit" in node.netns.run("tc", "qdisc", "show").stdout
     assert "rate 8Mbit" in pod.run("tc", "qdisc", "show").stdout
     node.check(conf, pod, result).succeeds()
     pod.run("tc", "qdisc", "del", "dev", "eth0", "root")
     assert "egress: no tbf limits it" in node.check(conf, pod, result).error["details"]
+    host = result["interfaces"][-2]["name"]
+    node.netns.run("tc", "qdisc", "del", "dev", host, "root")
+    assert "ingress: no tbf limits it" in node.check(conf, pod, result).error["details"]
     node.delete(conf, pod).succeeds()
     assert "tbf" not in node.netns.run("tc", "qdisc", "show").stdout
 

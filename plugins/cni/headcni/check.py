@@ -78,6 +78,7 @@ def _host(network: NetworkConfig, known: Attachment) -> Iterator[str]:
             yield f"host side: {known.host_ifname} is missing"
             return
         yield from _link_differences("host side", end, known.host_ifname, network.mtu)
+        yield from _bucket(kernel, end["index"], network.bandwidth.ingress_rate, "ingress")
         if routed:
             have = _routes(kernel, end["index"])
             for ip in known.result.get("ips", ()):
@@ -100,7 +101,6 @@ def _host(network: NetworkConfig, known: Attachment) -> Iterator[str]:
             prefix = ip["address"].rpartition("/")[2]
             if "gateway" in ip and f"{ip['gateway']}/{prefix}" not in have_addresses:
                 yield f"host side: {network.bridge} has no address {ip['gateway']}/{prefix}"
-        yield from _bucket(kernel, end["index"], network.bandwidth.ingress_rate, "ingress")
 
 
 def _pod(kernel: Any, network: NetworkConfig, known: Attachment) -> Iterator[str]:
