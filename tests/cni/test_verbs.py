@@ -287,6 +287,19 @@ class TestCheck:
         node.add(node.conf()).succeeds()
         node.check(conf, pod, result).succeeds()
 
+    def test_host_ports_are_found_where_nobody_knows_the_protocols_names(self, node, monkeypatch):
+        hide = "[ ! -e /etc/protocols ] || mount --bind /dev/null /etc/protocols"
+        *inside, python, isolated, plugin = node.command()
+        hidden = [*inside, "unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"]
+        monkeypatch.setattr(node, "command", lambda *_: [*hidden, python, isolated, plugin])
+        ports = [
+            {"hostPort": 8080 + at, "containerPort": 80, "protocol": protocol}
+            for at, protocol in enumerate(("tcp", "udp", "sctp"))
+        ]
+        conf = node.conf(runtimeConfig={"portMappings": ports}, capabilities={"portMappings": True})
+        pod = node.pod()
+        node.check(conf, pod, node.add(conf, pod).ok).succeeds()
+
     def test_a_lost_allocation_is_named(self, node):
         pod, conf = node.pod(), node.conf()
         result = node.add(conf, pod).ok

@@ -208,7 +208,7 @@ def differences(store: Store, owner: Owner) -> list[str]:
     if comment != store.read(_comment):
         found.append(f"nft table inet {TABLE}: not what this release would write")
     ports = published(store, owner)
-    held = nft.map_elements(TABLE, [port.element[0] for port in ports]) if ports else {}
+    held = nft.contents(TABLE).elements if ports else {}
     for port in ports:
         name, key, target = port.element
         have = held.get((name, key), "missing")

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
 from .netlink import NETLINK_NETFILTER, KernelError, Netlink, Request, attributes, text
@@ -17,7 +17,9 @@ NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE = 10, 1
 NFPROTO_INET = 1
 NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
 UDATA_COMMENT = 0
-OUTPUT_JSON = 1 << 4
+OUTPUT_JSON, OUTPUT_NUMERIC_PROTO = 1 << 4, 1 << 7
+# Shown by number, since a node without /etc/protocols could not show them otherwise.
+PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 _lock = threading.Lock()  # libnftables keeps state of its own between calls
 _context: Optional[tuple[Any, Any]] = None
@@ -32,28 +34,39 @@ def run(commands: str) -> None:
             raise CniError(KERNEL, "nftables refused a change", " ".join(said.split())[:500])
 
 
-def map_elements(table: str, names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """What the maps of an inet table hold: (map, key) → value, as `add element` would take them."""
+class Contents(NamedTuple):
+    """What a table holds: how many rules, and of its maps (map, key) → value, spelt as `add
+    element` would take them."""
+
+    rules: int
+    elements: dict[tuple[str, str], str]
+
+
+def contents(table: str) -> Contents:
+    """Of an inet table; nothing if there is none."""
     import json
 
     with _lock:
         library, context = _open()
-        library.nft_ctx_output_set_flags(context, OUTPUT_JSON)
+        library.nft_ctx_output_set_flags(context, OUTPUT_JSON | OUTPUT_NUMERIC_PROTO)
         try:
             found = library.nft_run_cmd_from_buffer(context, f"list table inet {table}".encode())
             listed = library.nft_ctx_get_output_buffer(context) if found == 0 else b"{}"
         finally:
             library.nft_ctx_output_set_flags(context, 0)
-    elements = {}
+    rules, elements = 0, {}
     for item in json.loads(listed).get("nftables", ()):
+        rules += "rule" in item
         holder = item.get("map", {})
-        for key, value in holder.get("elem", ()) if holder.get("name") in names else ():
-            elements[holder["name"], _spelt(key)] = _spelt(value)
-    return elements
+        for key, value in holder.get("elem", ()):
+            protocol, *rest = key["concat"]
+            name = PROTOCOLS.get(protocol, protocol)
+            elements[holder["name"], _spelt([name, *rest])] = _spelt(value["concat"])
+    return Contents(rules, elements)
 
 
-def _spelt(value: Any) -> str:
-    return " . ".join(map(str, value["concat"]))
+def _spelt(values: Sequence[Any]) -> str:
+    return " . ".join(map(str, values))
 
 
 def _open() -> tuple[Any, Any]:
