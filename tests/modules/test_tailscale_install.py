@@ -228,6 +228,22 @@ def test_packages_come_from_the_signed_repository_and_are_pinned_up_and_down(apt
     assert "signed-by=" in apt.on("cat /etc/apt/sources.list.d/tailscale.list")
 
 
+def test_the_latest_is_what_the_repository_has_now_whatever_the_node_remembers(apt, tmp_path):
+    """Also where preflight, which does not refresh the node's lists, sees nothing to do."""
+    by_package(apt, state="absent")
+    (tmp_path / "play.yml").write_text(ROLE.replace("node2", "node1"))
+    argv = (
+        *("-i", "inventories/lab", str(tmp_path / "play.yml"), "-e", "tailscale_method=package"),
+        *("-e", f"tailscale_repository_url={apt.site.url}/grows", "-e", "tailscale_version=latest"),
+    )
+    for versions in (sorted((OLDER, NEWER))[:1], (OLDER, NEWER)):
+        repository(apt.site, tmp_path, "grows/debian", "bookworm", *versions)
+        apt.lab.run(".venv/bin/ansible-playbook", *argv)
+        assert apt.on("tailscale version | head -1") == max(versions)
+    assert "changed=0" in apt.lab.run(".venv/bin/ansible-playbook", *argv).stdout
+    by_package(apt, state="absent")
+
+
 def test_a_packages_files_are_not_overwritten_by_a_tarball(apt):
     by_package(apt, version=NEWER)
     with pytest.raises(Failed, match=r"belongs to the package tailscale.*use method package"):
