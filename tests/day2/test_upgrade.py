@@ -112,3 +112,20 @@ def test_tailscale_is_changed_node_by_node_and_connections_survive(cluster, caps
             assert [tailscaled(cluster, node) for node in NODES] == [version, version]
             for pair, cost in costs.items():
                 assert cost.transfer and cost.gap < 20, f"{pair}: {cost}"
+
+
+def test_a_tailscale_from_the_controllers_files_is_put_back_by_itself(cluster, tarballs):
+    done = cluster.faulty(
+        "upgrade",
+        task="See what the pod reaches now",
+        how="fail",
+        headcni_upgrade="tailscale",
+        tailscale_version=OLDER,
+        tailscale_method="files",
+        tailscale_files_dir=str(tarballs),
+    )
+    assert done.code != 0
+    assert "FAILED, and put back" in done.output and "not reached" in done.output
+    assert [tailscaled(cluster, node) for node in NODES] == [NEWER, NEWER]
+    assert OLDER not in cluster.lab.on("node1", "ls /var/tmp; tailscaled --version")
+    cluster.traffic.reached()
