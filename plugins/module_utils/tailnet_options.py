@@ -46,6 +46,12 @@ def mistakes(wanted: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
+def mistakes_of(given: Mapping[str, Any]) -> list[str]:
+    """All that tailscale_join would refuse of these options."""
+    checked = ArgumentSpecValidator(SPEC).validate(dict(given))
+    return list(checked.error_messages) or mistakes(checked.validated_parameters)
+
+
 def joined_key(given: Mapping[str, Any]) -> str:
     """The key of a node that is joined just so; empty if tailscale_join has anything to do, or to
     say."""

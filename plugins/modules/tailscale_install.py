@@ -77,6 +77,7 @@ options:
     description:
       - The options of M(headcni.mesh.tailscale_join), but for the key. Whether the node is joined
         as they say is then told by its key in what is returned. Nothing is changed for that.
+      - What is wrong with them is told before anything is installed.
     type: dict
   timeout:
     description: Seconds to wait for a site to answer, and for tailscaled to start.
@@ -160,7 +161,10 @@ differs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import joined_key
+from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import (
+    joined_key,
+    mistakes_of,
+)
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (
     Installation,
     mistakes,
@@ -189,9 +193,10 @@ SPEC = {
 
 def main() -> None:
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
-    wrong = mistakes(module.params)
+    join = module.params["join"]
+    wrong = mistakes(module.params) + (mistakes_of(join) if join else [])
     if wrong:
-        module.fail_json(msg="; ".join(wrong))
+        module.fail_json(msg="; ".join(dict.fromkeys(wrong)))
     module.no_log_values.update(passwords(module.params["environment"]))
     try:
         work = Installation(module)
@@ -201,7 +206,6 @@ def main() -> None:
             work.absent()
     except InstallError as problem:
         module.fail_json(msg=str(problem))
-    join = module.params["join"]
     module.exit_json(
         changed=work.changed,
         version_before=work.before,

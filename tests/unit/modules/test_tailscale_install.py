@@ -29,6 +29,12 @@ RIGHT: dict[str, Any] = {"version": "1.102.5"}
         ({"checksum": "abc"}, "checksum: 'abc' is no SHA-256"),
         ({"environment": {"A-B": "x"}}, "environment: 'A-B' is no name of a variable"),
         ({"environment": {"PORT": "1"}}, "environment.PORT: give the port by the option port"),
+        # Before anything is installed for a node that could not join then.
+        ({"join": {"hostname": "node_1"}}, "hostname: 'node_1' is no host name"),
+        ({"join": {"login_server": "headscale"}}, "login_server: 'headscale' is no address"),
+        ({"join": {"tags": ["k8s"]}}, "tags: 'k8s' is no tag: expected tag:NAME"),
+        ({"join": {"advertise_routes": ["10.1.2.3/24"]}}, "10.1.2.3/24 has host bits set"),
+        ({"join": {"accept_routes": "perhaps"}}, "accept_routes"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value_and_the_cure(options, said):
@@ -41,6 +47,12 @@ def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(Failed) as failed:
         run("tailscale_install", version="x", port=0, environment={"1": ""}, checksum="y")
     assert str(failed.value).count(";") == 3
+
+
+def test_what_is_wrong_for_both_is_told_once():
+    with pytest.raises(Failed) as failed:
+        run("tailscale_install", **RIGHT, timeout=0, join={"timeout": 0})
+    assert str(failed.value).count("too short") == 1
 
 
 def test_other_machines_and_systems_are_refused(monkeypatch):
