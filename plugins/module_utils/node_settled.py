@@ -83,16 +83,35 @@ def has_config(
 
 def has_conflist(given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]) -> bool:
     """Whether the conflist is that, in charge, and with nothing beside it to be warned of."""
-    asked = {**given, "pod_cidrs": pod_cidrs, "cluster_cidrs": cluster_cidrs}
-    checked = ArgumentSpecValidator({**CONFLIST, **CONFLIST_PLACE}).validate(asked)
-    if checked.errors.errors:
-        return False
-    options = checked.validated_parameters
-    place = {name: options.pop(name) for name in CONFLIST_PLACE}
     try:
-        conf = conflist.build(conflist.Options.of(options))
-        seen = conflist.survey(place["directory"])
-        plan = conflist.plan(seen, conf, name=place["file"], keep=place["keep"])
+        plan = _conflist_plan(given, pod_cidrs, cluster_cidrs)
     except (conflist.ConflistError, OSError):
         return False
     return not plan.changed and not plan.left
+
+
+def conflist_mistakes(
+    given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
+) -> list[str]:
+    """What headcni_conflist would refuse, were it only at the end of a run."""
+    try:
+        _conflist_plan(given, pod_cidrs, cluster_cidrs)
+    except conflist.ConflistError as problem:
+        return [f"conflist: {problem}"]
+    except OSError:
+        pass  # of the directory, which is looked at by itself
+    return []
+
+
+def _conflist_plan(
+    given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
+) -> conflist.Plan:
+    asked = {**given, "pod_cidrs": pod_cidrs, "cluster_cidrs": cluster_cidrs}
+    checked = ArgumentSpecValidator({**CONFLIST, **CONFLIST_PLACE}).validate(asked)
+    if checked.error_messages:
+        raise conflist.ConflistError("; ".join(checked.error_messages))
+    options = checked.validated_parameters
+    place = {name: options.pop(name) for name in CONFLIST_PLACE}
+    conf = conflist.build(conflist.Options.of(options))
+    seen = conflist.survey(place["directory"])
+    return conflist.plan(seen, conf, name=place["file"], keep=place["keep"])

@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Looks at the node and changes nothing. Every problem is named at once, each with what to do.
   - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), forwarding, systemd,
-    the ports, the disk, the clock, the CIDRs and the names of interfaces.
+    the ports, the disk, the clock, the CIDRs, the names of interfaces and the conflist.
   - The controller checks the configuration with the runtime's own code, and that there is a release
     to install.
   - Finds this node's pod CIDR, so that the nodes can be compared before anything is changed.
@@ -255,6 +255,7 @@ def main() -> None:
         *places(given),
         *(overlaps(config, found.cidrs, given) if found else []),
         *names(config, given),
+        *(conflists(config, found.cidrs, given) if found else []),
     ]
     told = None if given["awaits_pod_cidr"] else found
     current = node_release.current()
@@ -314,10 +315,15 @@ def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -
         parts.append("release")
     if node_settled.has_config(config, found):
         parts.append("config")
-    own, cluster = [str(one) for one in found.cidrs], node_config.cluster_cidrs(config, found.cidrs)
-    if given["conflist"] and node_settled.has_conflist(given["conflist"], own, cluster):
+    ranges = [str(one) for one in found.cidrs], node_config.cluster_cidrs(config, found.cidrs)
+    if given["conflist"] and node_settled.has_conflist(given["conflist"], *ranges):
         parts.append("conflist")
     return parts
+
+
+def conflists(config: dict, own, given: dict) -> list[str]:
+    ranges = [str(one) for one in own], node_config.cluster_cidrs(config, own)
+    return node_settled.conflist_mistakes(given["conflist"], *ranges) if given["conflist"] else []
 
 
 def clock(given: dict, arrived: float) -> list[str]:

@@ -220,6 +220,8 @@ WRONG = [
     ({"headcni_node_release_src": "/nowhere.tar.gz"}, "release: src"),
     ({"headcni_node_cni_conf_dir": "/proc/net.d"}, "/proc/net.d"),
     ({"headcni_node_bridge": "eth0"}, "eth0 is there and is no bridge"),
+    ({"headcni_node_conflist_file": "headcni.yaml"}, "'headcni.yaml' is not a file name"),
+    ({"tailscale_hostname": "node_1"}, "hostname: 'node_1' is no host name"),
     ({"headscale_routes_api_key": "wrong"}, "api_key"),
 ]
 

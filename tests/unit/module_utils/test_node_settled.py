@@ -17,6 +17,15 @@ from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight a
 
 PYTHON = node_release.Python((3, 11, 0), "cpython-311")
 DIGEST = "d" * 64
+GIVEN = {
+    "cni_bin_dirs": [],
+    "bin_dir": "/usr/local/bin",
+    "plugin_dirs": [],
+    "keep": 3,
+    "version": "1.1.0",
+    "checksum": DIGEST,
+    "conflist": {"mtu": 1280},
+}
 
 
 @pytest.fixture
@@ -145,18 +154,31 @@ def test_it_is_not_while_another_would_be_taken_instead(net_d):
     assert not charged(net_d.parent / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, None),
+        ({"file": "20-headcni.conflist"}, None),
+        (
+            {"file": "10-headcni.yaml"},
+            "'10-headcni.yaml' is not a file name that ends in .conflist",
+        ),
+        ({"name": "my net"}, 'name: "my net"'),
+        ({"mtu": "many"}, "mtu"),
+        ({"chained": [{"capabilities": {"portMappings": True}}]}, "plugins[1].type: missing"),
+    ],
+)
+def test_a_conflist_that_could_not_be_is_told_before_anything_is_changed(net_d, options, said):
+    given = {**GIVEN, "conflist": {"directory": str(net_d), **options}}
+    found = node_config.resolved(CONFIG, {})
+    problems = preflight.conflists(CONFIG, found.cidrs, given)
+    assert len(problems) == (1 if said else 0)
+    assert (said or "") in "".join(problems)
+
+
 def test_preflight_names_the_parts_that_are_settled(monkeypatch):
     for name, answer in (("has_release", True), ("has_config", True), ("has_conflist", False)):
         monkeypatch.setattr(node_settled, name, lambda *_, answer=answer: answer)
     found = node_config.resolved(CONFIG, {})
-    given = {
-        "cni_bin_dirs": [],
-        "bin_dir": "/usr/local/bin",
-        "plugin_dirs": [],
-        "keep": 3,
-        "version": "1.1.0",
-        "checksum": DIGEST,
-        "conflist": {"mtu": 1280},
-    }
-    assert preflight.settled(CONFIG, found, given, PYTHON) == ["release", "config"]
-    assert preflight.settled(CONFIG, found, {**given, "version": None}, PYTHON) == ["config"]
+    assert preflight.settled(CONFIG, found, GIVEN, PYTHON) == ["release", "config"]
+    assert preflight.settled(CONFIG, found, {**GIVEN, "version": None}, PYTHON) == ["config"]
