@@ -68,9 +68,10 @@ class ActionModule(ActionBase):
             except runtime_release.ReleaseError as problem:
                 problems.append(f"release: {problem}")
                 continue
+            if given:
+                problems += [f"release: {one}" for one in release.differences(arguments)]
             if src or not arguments.get("version"):  # else it is one that the node has
-                arguments.setdefault("version", release.version)
-                arguments.setdefault("checksum", release.digest)
+                arguments.update(version=release.version, checksum=release.digest)
             return release, problems
         return None, problems
 

@@ -35,7 +35,8 @@ class ActionModule(ActionBase):
             )
         except runtime_release.ReleaseError as problem:
             raise AnsibleActionFail(str(problem)) from None
-        self._compare(arguments, found)
+        if wrong := found.differences(arguments):
+            raise AnsibleActionFail("; ".join(wrong))
         arguments.update(version=found.version, checksum=found.digest)
         result = self._module(arguments, task_vars)
         if not result.pop("needs_src", False) or result.get("failed"):
@@ -48,12 +49,6 @@ class ActionModule(ActionBase):
             return self._module({**arguments, "src": remote}, task_vars)
         finally:
             self._remove_tmp_path(folder)
-
-    def _compare(self, arguments: dict[str, Any], found: runtime_release.Tarball) -> None:
-        for name, actual in (("checksum", found.digest), ("version", found.version)):
-            given = arguments.get(name)
-            if given and given != actual:
-                raise AnsibleActionFail(f"{name}: {found.path} has {actual}, expected {given}")
 
     def _module(
         self, arguments: dict[str, Any], task_vars: dict[str, Any] | None

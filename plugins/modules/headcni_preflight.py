@@ -253,6 +253,7 @@ def main() -> None:
         *mode(config),
         *services(config),
         *places(given),
+        *release(given),
         *(overlaps(config, found.cidrs, given) if found else []),
         *names(config, given),
         *(conflists(config, found.cidrs, given) if found else []),
@@ -461,6 +462,24 @@ def places(given: dict) -> list[str]:
             path = os.path.join(folder, name)
             if os.path.lexists(path) and not os.path.islink(path):
                 wrong.append(f"path: {path} is another program: move it away")
+    return wrong
+
+
+def release(given: dict) -> list[str]:
+    """What stands in the way of one that the controller has not, and of keeping some."""
+    wrong = []
+    if given["keep"] < node_release.FEWEST:
+        wrong.append(
+            f"release: keep: {given['keep']}, expected {node_release.FEWEST} or more, "
+            "so that one can go back: see headcni_node_release_keep"
+        )
+    version, there = given["version"] or "", node_release.installed()
+    if version and not given["checksum"] and not node_release.find(there, version, ""):
+        known = ", ".join(one.name for one in there) or "none"
+        wrong.append(
+            f"release: version: {version} is not on this node, which has: {known}; "
+            "give its tarball by headcni_node_release_src"
+        )
     return wrong
 
 

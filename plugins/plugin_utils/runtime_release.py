@@ -48,6 +48,14 @@ class Tarball:
     version: str
     digest: str
 
+    def differences(self, given: Mapping[str, Any]) -> list[str]:
+        """From the version and the checksum that were asked for, if any were."""
+        return [
+            f"{name}: {self.path} has {actual}, expected {given[name]}"
+            for name, actual in (("checksum", self.digest), ("version", self.version))
+            if given.get(name) and given[name] != actual
+        ]
+
     def unpacked(self) -> Path:
         """The release as a directory, for questions that its own code answers."""
         target = cache_dir() / "unpacked" / self.digest[:24]

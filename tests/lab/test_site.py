@@ -214,6 +214,7 @@ WRONG = [
     ({"headcni_node_pod_cidr": "10.99.1.0/24"}, "within network.podCIDR.base"),
     ({"headcni_node_service_cidr": "10.55.0.0/20"}, "apart from network.serviceCIDR"),
     ({"headcni_node_mtu": 100}, "network.mtu"),
+    ({"headcni_node_release_version": "9.9.9"}, "expected 9.9.9"),
     ({"headcni_node_enable_ipv6": False}, "enable_ipv6: false"),
     ({"headcni_node_monitoring_port": 22}, "port 22 is held by sshd"),
     ({"headcni_node_extra_config": {"loging": {"level": "INFO"}}}, "loging"),
@@ -221,6 +222,7 @@ WRONG = [
     ({"headcni_node_cni_conf_dir": "/proc/net.d"}, "/proc/net.d"),
     ({"headcni_node_bridge": "eth0"}, "eth0 is there and is no bridge"),
     ({"headcni_node_conflist_file": "headcni.yaml"}, "'headcni.yaml' is not a file name"),
+    ({"headcni_node_release_keep": 1}, "keep: 1, expected 2 or more"),
     ({"tailscale_hostname": "node_1"}, "hostname: 'node_1' is no host name"),
     ({"headscale_routes_api_key": "wrong"}, "api_key"),
 ]
@@ -228,7 +230,7 @@ WRONG = [
 
 def test_everything_that_is_wrong_is_told_at_once_and_nothing_is_changed(site, first):
     """Several in one run: they must not hide each other."""
-    for batch in (*([one] for one in WRONG[:4]), WRONG[4:7], WRONG[7:]):
+    for batch in (*([one] for one in WRONG[:4]), WRONG[4:8], WRONG[8:]):
         given = {name: value for options, _ in batch for name, value in options.items()}
         found = site("--limit", "node1", check=False, **given)
         assert found.code != 0 and found.changed == set()

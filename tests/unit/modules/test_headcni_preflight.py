@@ -22,6 +22,9 @@ GIVEN = {
     "min_free_mib": 1,
     "max_clock_skew": 60,
     "now": None,
+    "version": "1.1.0",
+    "checksum": "d" * 64,
+    "keep": 3,
 }
 
 
@@ -168,3 +171,24 @@ def test_where_containerd_looks_is_compared(tmp_path):
 def test_somebody_who_is_not_root_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "ansible_become" in preflight.root()[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        ({"version": None, "checksum": None}, ""),
+        ({"version": "1.0.0", "checksum": ""}, ""),
+        (
+            {"version": "2.0.0", "checksum": ""},
+            "version: 2.0.0 is not on this node, which has: 1.0.0",
+        ),
+        ({"keep": 1}, "keep: 1, expected 2 or more"),
+    ],
+)
+def test_a_release_that_could_not_be_is_told(monkeypatch, given, said):
+    there = [node_release.Release("1.0.0", "1.0.0", "", "/opt/headcni/releases/1.0.0")]
+    monkeypatch.setattr(node_release, "installed", lambda: there)
+    problems = preflight.release({**GIVEN, **given})
+    assert bool(problems) == bool(said)
+    assert said in "".join(problems)

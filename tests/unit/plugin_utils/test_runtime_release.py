@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.plugin_utils import runtime_release
@@ -137,3 +138,12 @@ def test_a_tarball_of_something_else_is_told(cache, tmp_path):
         archive.add(__file__, "other/file")
     with pytest.raises(ReleaseError, match="it holds 'other'"):
         runtime_release.ensure(str(path))
+
+
+def test_a_tarball_that_is_not_what_was_asked_for_is_told():
+    tarball = runtime_release.Tarball(Path("/x.tar.gz"), "1.1.0", "d" * 64)
+    assert tarball.differences({}) == []
+    assert tarball.differences({"version": "1.1.0", "checksum": "d" * 64}) == []
+    assert tarball.differences({"version": "1.2.0"}) == [
+        "version: /x.tar.gz has 1.1.0, expected 1.2.0"
+    ]
