@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 SECONDS = 120  # for systemctl; units have time-outs of their own
@@ -27,6 +28,22 @@ def refuse_other_platforms(module: Any) -> None:
     reason = unsupported()
     if reason:
         module.fail_json(msg=reason)
+
+
+_NAMED_SECRET = re.compile(r"(?i)(?:KEY|TOKEN|SECRET|PASSWORD)\Z")
+
+
+def secrets_of(environment: Mapping[str, Any]) -> list[str]:
+    """What of a service's variables must not be shown: the password of a proxy's address, and what
+    is called a secret."""
+    found = []
+    for name, value in environment.items():
+        in_address = re.search(r"://[^/@\s:]*:([^/@\s]+)@", str(value))
+        if in_address:
+            found.append(in_address[1])
+        elif _NAMED_SECRET.search(str(name)) and len(str(value)) >= 6:  # no 1, no true
+            found.append(str(value))
+    return found
 
 
 class Unit(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from .node import secrets_of
 from .tailscale_packages import package_owner, packages
 from .tailscale_release import (
     CLI,
@@ -35,7 +36,6 @@ from .tailscale_release import (
     installed_version,
     is_ours,
     marked,
-    passwords,
     sweep,
     tarball_name,
     unpack,
@@ -225,11 +225,17 @@ class Installation:
         old = self.texts[DEFAULTS]
         new = with_block(old or self.defaults, values)
         dropped = [name for name in block_of(old) if name not in values]
+        mode = self._mode(values)
         if new != old:
             self.changed = True
             self.show(DEFAULTS, old, new)
             if not self.check:
-                staging.write(DEFAULTS, io.BytesIO(new.encode()), self._mode(values))
+                staging.write(DEFAULTS, io.BytesIO(new.encode()), mode)
+        elif old and os.stat(DEFAULTS).st_mode & 0o777 != mode:
+            self.changed = True
+            self.show(DEFAULTS, "open to others, with a secret in it", "closed to others")
+            if not self.check:
+                os.chmod(DEFAULTS, mode)
         unit = self.service.look()
         self.running = self.service.running_version() if unit.active else ""
         self.reason = self._why_restart(unit.active, unit.process, values, dropped)
@@ -248,7 +254,7 @@ class Installation:
             raise InstallError(f"{problem}. {self._go_back(unit, staging)}") from None
 
     def _mode(self, values: dict[str, str]) -> int:
-        if passwords(values):
+        if secrets_of(values):
             return 0o600
         return os.stat(DEFAULTS).st_mode & 0o777 if os.path.exists(DEFAULTS) else 0o644
 

@@ -410,12 +410,6 @@ def environment_mistakes(environment: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def passwords(environment: Mapping[str, Any]) -> list[str]:
-    """What must not be shown: the password of a proxy's address."""
-    found = (re.search(r"://[^/@\s:]*:([^/@\s]+)@", str(value)) for value in environment.values())
-    return [match[1] for match in found if match]
-
-
 def variables(environment: Mapping[str, Any], port: Optional[int]) -> dict[str, str]:
     """All that tailscaled is to find in its environment for our sake."""
     found = {str(name): str(value) for name, value in environment.items()}

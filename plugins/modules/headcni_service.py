@@ -129,6 +129,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    module.no_log_values.update(node.secrets_of(module.params["environment"] or {}))
     node.refuse_other_platforms(module)
     try:
         module.exit_json(**(stop if module.params["state"] == "stopped" else run)(module))
@@ -140,7 +141,7 @@ def main() -> None:
 
 def run(module: AnsibleModule) -> dict:
     given, name = module.params, f"{module.params['name']}.service"
-    variables = environment(module)
+    variables, opened = environment(module), close(module)
     before = node.unit(name)
     if before.load == "not-found" and not module.check_mode:
         raise node.NodeError(f"{name} is not installed: install a release first")
@@ -156,11 +157,13 @@ def run(module: AnsibleModule) -> dict:
                 {"started": "start", "restarted": "restart", "reloaded": "reload"}[action], name
             )
     result = {
-        "changed": action != "none" or enable or bool(variables),
+        "changed": action != "none" or enable or bool(variables or opened),
         "action": action,
         "reason": reason,
         "diff": {
-            "before": state(name, before.is_active, not enable) + (variables or ("", ""))[0],
+            "before": state(name, before.is_active, not enable)
+            + (variables or ("", ""))[0]
+            + opened,
             "after": state(name, True, True, reason) + (variables or ("", ""))[1],
         },
     }
@@ -231,6 +234,18 @@ def environment(module: AnsibleModule):
     if not module.check_mode:
         node_config.write(ENVIRONMENT, text)
     return node_config.redacted_env(old or ""), node_config.redacted_env(text)
+
+
+def close(module: AnsibleModule) -> str:
+    """As it was written, without a restart; in words, what was to be done."""
+    if module.params["environment"] is None or not os.path.exists(ENVIRONMENT):
+        return ""
+    mode = os.stat(ENVIRONMENT).st_mode & 0o7777
+    if mode == node_config.MODE:
+        return ""
+    if not module.check_mode:
+        os.chmod(ENVIRONMENT, node_config.MODE)
+    return f"{ENVIRONMENT}: mode {mode:04o}\n"
 
 
 def quoted(value) -> str:

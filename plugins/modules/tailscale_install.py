@@ -161,6 +161,7 @@ differs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils.node import secrets_of
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import (
     joined_key,
     mistakes_of,
@@ -171,7 +172,6 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installatio
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (
     InstallError,
-    passwords,
 )
 
 SPEC = {
@@ -193,11 +193,11 @@ SPEC = {
 
 def main() -> None:
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    module.no_log_values.update(secrets_of(module.params["environment"]))
     join = module.params["join"]
     wrong = mistakes(module.params) + (mistakes_of(join) if join else [])
     if wrong:
         module.fail_json(msg="; ".join(dict.fromkeys(wrong)))
-    module.no_log_values.update(passwords(module.params["environment"]))
     try:
         work = Installation(module)
         if module.params["state"] == "present":

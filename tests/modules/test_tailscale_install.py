@@ -88,6 +88,18 @@ def test_the_environment_is_what_the_running_one_has_and_the_owners_lines_stay(i
     assert installed.install()["changed"] is False
 
 
+def test_a_secret_among_the_variables_is_closed_to_others_and_stays_so(installed):
+    secret = {**DERP, "SOME_TOKEN": "longsecret"}
+    installed.install(environment=secret)
+    installed.on("chmod 644 /etc/default/tailscaled")
+    for check in (True, False):
+        done = installed.install(environment=secret, check=check)
+        assert (done["changed"], done["restarted"]) == (True, False)
+    assert installed.on("stat -c %a /etc/default/tailscaled") == "600"
+    assert installed.install(environment=secret)["changed"] is False
+    assert installed.install()["restarted"] is True
+
+
 def test_with_service_none_the_nodes_own_tailscaled_is_left_alone(installed):
     before, unit = installed.process(), installed.on("cat /etc/systemd/system/tailscaled.service")
     done = installed.install(version=OLDER, service="none", environment={"TS_Y": "1"}, port=1234)

@@ -28,7 +28,6 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release imp
     fetch_bytes,
     fetch_file,
     installed_version,
-    passwords,
     unpack,
     variables,
     verify,
@@ -367,11 +366,6 @@ def test_a_block_whose_end_was_lost_is_the_owners_text():
 def test_an_environment_that_cannot_be_written_is_refused(environment, said):
     (wrong,) = environment_mistakes(environment)
     assert said in wrong
-
-
-def test_a_proxys_password_is_known_as_one():
-    environment = {"HTTPS_PROXY": "http://user:se:cret@proxy:3128", "A": "http://host:80/x@y"}
-    assert passwords(environment) == ["se:cret"]
 
 
 def test_the_port_is_a_variable_too():

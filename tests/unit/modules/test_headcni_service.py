@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import localapi, monitor, node
 from ansible_collections.headcni.mesh.plugins.modules import headcni_service
+from ansible_module import run
 
 NAME = "headcni-daemon.service"
 ASKED = {
@@ -155,3 +158,41 @@ def test_a_tailscaled_that_never_answers_is_not_waited_for_any_longer(monkeypatc
     Tailscaled(monkeypatch)
     with pytest.raises(node.NodeError, match="does not answer after 0 s: there is no socket"):
         headcni_service.wait_until_it_answers("headcni-tailscaled.service", 0)
+
+
+@pytest.fixture
+def variables(monkeypatch, tmp_path):
+    """The file with the variables of our tailscaled, which runs."""
+    path = tmp_path / "headcni-tailscaled"
+    monkeypatch.setattr(headcni_service, "ENVIRONMENT", str(path))
+    monkeypatch.setattr(node, "unit", lambda _: unit(changed_at=2e10))
+    monkeypatch.setattr(headcni_service, "has_port", lambda pid, port: True)
+    return path
+
+
+def asked(check=False, **environment):
+    return run(
+        "headcni_service",
+        check,
+        name="headcni-tailscaled",
+        environment=environment,
+        ready_timeout=0,
+    )
+
+
+def test_a_secret_among_the_variables_is_shown_nowhere(variables):
+    done = asked(True, HTTPS_PROXY="http://me:hunter22@proxy", SOME_TOKEN="longsecret")
+    assert done["changed"] and "HTTPS_PROXY" in done["diff"]["after"]
+    assert "hunter22" not in str(done) and "longsecret" not in str(done)
+
+
+def test_the_variables_are_closed_to_others_again_without_a_restart(variables, monkeypatch):
+    monkeypatch.setattr(node, "order", lambda *_: None)
+    assert asked(A="b")["action"] == "restarted"
+    assert asked(A="b")["changed"] is False
+    os.chmod(variables, 0o644)
+    for check in (True, False):
+        done = asked(check, A="b")
+        assert (done["changed"], done["action"]) == (True, "none")
+    assert variables.stat().st_mode & 0o777 == 0o600
+    assert asked(A="b")["changed"] is False

@@ -76,3 +76,9 @@ def test_a_proxys_password_is_shown_nowhere():
             service="none",
         )
     assert "hunter22" not in str(failed.value.result)
+
+
+def test_nor_is_it_where_another_option_is_wrong():
+    with pytest.raises(Failed) as failed:
+        run("tailscale_install", version="x", environment={"P": "http://me:hunter22@proxy"})
+    assert "hunter22" not in str(failed.value.result)
