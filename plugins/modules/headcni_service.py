@@ -10,9 +10,9 @@ short_description: Run the services of HeadCNI on a node
 version_added: 0.1.0
 description:
   - Starts and enables C(headcni-daemon.service) or C(headcni-tailscaled.service).
-  - A service that runs, but was started before the release, the unit or the configuration that are
-    there now, is restarted, so a play that was cut off is finished by the next one. Pods do not
-    notice a restart of the daemon.
+  - A service that runs, but was started before the release, the unit, the configuration or the
+    tailscaled that are there now, is restarted, so a play that was cut off is finished by the next
+    one. Pods do not notice a restart of the daemon.
   - Waits until the daemon says that it is ready; if it does not, every condition that does not hold
     is named. Waits until tailscaled answers at its socket; one that ends instead is quoted.
 author:
@@ -186,6 +186,8 @@ def decide(given: dict, unit: node.Unit, variables) -> tuple[str, str]:
         return "restarted", f"{ENVIRONMENT} changed"
     if given["port"] and not has_port(unit.pid, given["port"]):
         return "restarted", f"it does not run with port {given['port']}"
+    if given["name"] == "headcni-tailscaled" and was_replaced(unit.pid):
+        return "restarted", "another tailscaled was installed since it was started"
     for path in sources(given["name"]):
         if path == node_config.PATH and given["reload"]:
             continue
@@ -208,6 +210,14 @@ def has_port(pid: int, port: int) -> bool:
             return f"--port={port}".encode() in stream.read().split(b"\0")
     except OSError:
         return True  # it has just ended, and systemd starts it again
+
+
+def was_replaced(pid: int) -> bool:
+    """Whether the program that a process runs is there no more, but for that process."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe").endswith(" (deleted)")
+    except OSError:
+        return False  # it has just ended, and systemd starts it again
 
 
 def changed_at(path: str) -> float:

@@ -24,8 +24,8 @@ def running(cluster, node: str) -> str:
     return json.loads(cluster.lab.on(node, "headcnictl status --json"))["version"]
 
 
-def tailscaled(cluster, node: str) -> str:
-    status = json.loads(cluster.lab.on(node, "tailscale status --json"))
+def tailscaled(cluster, node: str, socket: str = "/run/tailscale/tailscaled.sock") -> str:
+    status = json.loads(cluster.lab.on(node, f"tailscale --socket={socket} status --json"))
     return status["Version"].partition("-")[0]
 
 
@@ -129,3 +129,18 @@ def test_a_tailscale_from_the_controllers_files_is_put_back_by_itself(cluster, t
     assert [tailscaled(cluster, node) for node in NODES] == [NEWER, NEWER]
     assert OLDER not in cluster.lab.on("node1", "ls /var/tmp; tailscaled --version")
     cluster.traffic.reached()
+
+
+def test_in_daemon_mode_too_site_yml_runs_the_tailscale_that_it_installs(cluster, tarballs):
+    files = {"tailscale_method": "files", "tailscale_files_dir": str(tarballs)}
+    given = {"headcni_mode": "daemon", **files, "tailscale_version": OLDER}
+    cluster.run("switch_mode", "--limit", "node1", headcni_mode="daemon")
+    foretold = cluster.site("--check", "--limit", "node1", **given)
+    done = cluster.site("--limit", "node1", **given)
+    assert tailscaled(cluster, "node1", "/run/headcni/tailscaled.sock") == OLDER
+    assert foretold.changed == done.changed
+    assert cluster.site("--limit", "node1", **given).changed == set()
+    cluster.traffic.reached()
+    cluster.site("--limit", "node1", **{**given, "tailscale_version": NEWER})
+    cluster.run("switch_mode", "--limit", "node1", headcni_mode="host")
+    assert tailscaled(cluster, "node1") == NEWER

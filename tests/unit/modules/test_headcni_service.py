@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import localapi, monitor, node
@@ -68,6 +70,19 @@ def test_a_tailscaled_with_another_port_or_environment_is_restarted(times, monke
     assert headcni_service.decide(asked, unit(), ("", "A=b"))[0] == "restarted"
     times[CONFIG] = 2000.0  # the daemon's affair
     assert headcni_service.decide(asked, unit(), None)[0] == "none"
+
+
+def test_a_tailscaled_whose_program_was_replaced_is_restarted(times, monkeypatch, tmp_path):
+    """By another version: what is installed is what runs, in daemon mode too."""
+    asked = {**ASKED, "name": "headcni-tailscaled", "port": 41642}
+    monkeypatch.setattr(headcni_service, "has_port", lambda pid, port: True)
+    program = shutil.copy("/bin/sleep", tmp_path / "tailscaled")
+    with subprocess.Popen([program, "60"]) as process:
+        running = unit()._replace(pid=process.pid)
+        assert headcni_service.decide(asked, running, None)[0] == "none"
+        os.replace(shutil.copy("/bin/sleep", tmp_path / "new"), program)
+        assert headcni_service.decide(asked, running, None)[0] == "restarted"
+        process.kill()
 
 
 def test_a_value_with_quotes_survives_systemd():
