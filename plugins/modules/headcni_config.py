@@ -119,6 +119,8 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config, podcidr
 
+DAEMON = "headcni-daemon.service"
+
 
 def main() -> None:
     module = AnsibleModule(
@@ -160,13 +162,14 @@ def configure(module: AnsibleModule) -> dict:
         answer = node_config.ask(text, old, given["release"])
         if answer.problems:
             raise node_config.ConfigError(mistakes(answer.problems))
+    restart = bool(answer.restart) or (bool(answer.reload) and owes_a_restart(path))
     changed = node_config.needs_writing(path, text)
     if changed and not module.check_mode:
         node_config.write(path, text)
     return {
         "changed": changed,
         "changed_keys": sorted((*answer.reload, *answer.restart)),
-        "needs_restart": bool(answer.restart),
+        "needs_restart": restart,
         "needs_reload": bool(answer.reload),
         "pod_cidrs": [str(cidr) for cidr in found.cidrs],
         "pod_cidr_source": found.source,
@@ -182,6 +185,15 @@ def configure(module: AnsibleModule) -> dict:
             "after": node_config.redacted(text),
         },
     }
+
+
+def owes_a_restart(path: str) -> bool:
+    """Whether the daemon has yet to read the file as it was: of a run that was cut off before it
+    was restarted, and what needed that is not known any more once the file is another."""
+    if path != node_config.PATH or not node.has_systemd():
+        return False
+    daemon = node.unit(DAEMON)
+    return daemon.is_active and os.stat(path).st_mtime > daemon.changed_at
 
 
 def refuse_or_warn(module: AnsibleModule, found: podcidr.Resolution) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config
 from ansible_module import Failed, run
 from lab_command import CHECKOUT
 
@@ -50,6 +52,25 @@ def test_it_tells_a_reload_from_a_restart(where):
     changed = configure(where, {**CONFIG, "tailscale": {"mode": "daemon"}})
     assert (changed["needs_reload"], changed["needs_restart"]) == (True, True)
     assert changed["mode"] == "daemon"
+
+
+@pytest.mark.parametrize(("read_it", "restart"), [(True, False), (False, True)])
+def test_a_restart_that_a_former_run_owes_is_not_made_a_reload(
+    where, monkeypatch, read_it, restart
+):
+    """As if it had been cut off between the file and the restart."""
+    configure(where)
+    configure(where, {**CONFIG, "tailscale": {"mode": "daemon"}})
+    written = os.stat(where["path"]).st_mtime
+    daemon = node.Unit(
+        "", "loaded", "active", "enabled", 1, written + (9 if read_it else -9), False
+    )
+    monkeypatch.setattr(node, "has_systemd", lambda: True)
+    monkeypatch.setattr(node, "unit", lambda _: daemon)
+    monkeypatch.setattr(node_config, "PATH", where["path"])
+    config = {**CONFIG, "tailscale": {"mode": "daemon"}, "logging": {"level": "DEBUG"}}
+    done = configure(where, config)
+    assert (done["needs_reload"], done["needs_restart"]) == (True, restart)
 
 
 def test_a_mistake_leaves_the_file_as_it_was(where):
