@@ -206,6 +206,16 @@ def test_tags_do_a_part_and_always_check_first(site, first):
     assert found.changed == set()
 
 
+def test_headscale_is_made_to_approve_routes_by_itself_if_that_is_asked_for(site, first):
+    given = {"headscale_routes_auto_approve": {"10.55.0.0/16": ["tag:headcni"]}}
+    foretold, done = site("--check", **given), site(**given)
+    assert foretold.changed == done.changed
+    assert {name.rpartition(" : ")[2] for _, name in done.changed} == {
+        "Let Headscale approve routes by itself"
+    }
+    assert site(**given).changed == set()
+
+
 WRONG = [
     ({"headcni_mode": "sideways"}, "sideways"),
     ({"headcni_node_pod_cidr": "10.55.1.1/24"}, "host bits"),
