@@ -330,7 +330,8 @@ def kernel_leftovers(bridge: str) -> list[str]:
 
 
 def tables() -> list[tuple[str, str, bool]]:
-    """Family, name, and whether it has a rule that is not tailscaled's: those it leaves behind."""
+    """Family, name, and whether anything in it is not tailscaled's: its own rules it leaves behind.
+    A chain without a rule may drop packets all the same."""
     said = run("nft", "-j", "list", "ruleset")
     listed = json.loads(said.stdout)["nftables"] if said.returncode == 0 else []
     used = {
@@ -339,8 +340,20 @@ def tables() -> list[tuple[str, str, bool]]:
         for kind in ("rule", "set", "map")
         if kind in one and str(TAILSCALES_MARK) not in json.dumps(one[kind].get("expr"))
     }
+    used |= {
+        (one["chain"]["family"], one["chain"]["table"])
+        for one in listed
+        if "chain" in one and not is_idle(one["chain"])
+    }
     found = [one["table"] for one in listed if "table" in one]
     return [(one["family"], one["name"], (one["family"], one["name"]) in used) for one in found]
+
+
+def is_idle(chain: dict) -> bool:
+    """Whether a chain does nothing by itself, and was made by iptables or tailscaled."""
+    if "hook" in chain:
+        return chain.get("policy", "accept") == "accept"
+    return chain["name"].startswith("ts-")
 
 
 def put_prefs_back(before: dict) -> list[str]:
