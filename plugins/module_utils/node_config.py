@@ -79,6 +79,20 @@ def mode_of(path: str = PATH) -> str:
     return found[1] if found else ""
 
 
+def pod_cidrs_of(path: str = PATH) -> list[str]:
+    """Of a configuration as we write it, and nothing as above."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return []
+    found = re.search(
+        r"^network:\n(?:[ ]+.*\n)*?[ ]+nodeLocal:\n((?:[ ]+- .*\n)+)", text, re.MULTILINE
+    )
+    listed = found[1].splitlines() if found else []
+    return [line.strip(' -"') for line in listed]
+
+
 def ask(new: str, old: str | None, release: str = RELEASE, python: str = PYTHON) -> Answer:
     """Let the release's own code read both."""
     said = _asked(_ASK, json.dumps([old, new]), release, python)

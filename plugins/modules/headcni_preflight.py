@@ -61,6 +61,10 @@ options:
       meanwhile is not told.
     type: bool
     default: false
+  may_change_pod_cidr:
+    description: Whether a node that has another pod CIDR already is no problem.
+    type: bool
+    default: false
   enable_ipv6:
     description: Whether pods must have IPv6, or must not. By default either is right.
     type: bool
@@ -223,6 +227,7 @@ def main() -> None:
             "conflist": {"type": "dict"},
             "require_pod_cidr": {"type": "bool", "default": False},
             "awaits_pod_cidr": {"type": "bool", "default": False},
+            "may_change_pod_cidr": {"type": "bool", "default": False},
             "enable_ipv6": {"type": "bool"},
             "datapath": {"choices": ["bridge", "routed"], "default": "bridge"},
             "bridge": {"default": "headcni0"},
@@ -251,6 +256,7 @@ def main() -> None:
         *kernel_features(given),
         *forwarding(found.cidrs if found else ()),
         *mode(config),
+        *(former_cidrs(found.cidrs, given) if found else []),
         *services(config),
         *places(given),
         *release(given),
@@ -392,6 +398,18 @@ def mode(config: dict) -> list[str]:
     return [
         f"mode: this node is in {have} mode, and {wanted} is asked for: switch it with "
         f"playbooks/switch_mode.yml -e headcni_mode={wanted}, which keeps its pods connected"
+    ]
+
+
+def former_cidrs(cidrs, given: dict) -> list[str]:
+    """Nor is it enough to give pods' addresses to another node: somebody may have them."""
+    own = {str(one) for one in cidrs}
+    gone = [one for one in node_config.pod_cidrs_of(node_config.PATH) if one not in own]
+    if not gone or given["may_change_pod_cidr"] or given["awaits_pod_cidr"]:
+        return []
+    return [
+        f"pod CIDR: this node has {', '.join(gone)}, and {podcidr.join(cidrs)} is asked for: "
+        "change it with playbooks/change_pod_cidr.yml, which says what that means for its pods"
     ]
 
 

@@ -182,6 +182,12 @@ def test_two_nodes_with_one_cidr_are_refused_by_name_before_anything_is_changed(
     assert "10.55.9.0/24 of node1 overlaps 10.55.9.0/24 of node2" in said
 
 
+def test_a_node_keeps_the_cidr_that_it_has(site, first):
+    found = site("--limit", "node1", check=False, headcni_node_pod_cidr="10.55.9.0/24")
+    assert found.changed == set()
+    assert "change it with playbooks/change_pod_cidr.yml" in found.failures("node1")
+
+
 def test_a_node_outside_of_the_limit_is_compared_too(site, first, tmp_path):
     hosts = tmp_path / "hosts.yml"
     hosts.write_text("headcni: {hosts: {node1: {headcni_node_pod_cidr: 10.55.2.128/25}}}\n")

@@ -7,7 +7,7 @@ import socket
 from ipaddress import ip_network
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import kernel, node_release
+from ansible_collections.headcni.mesh.plugins.module_utils import kernel, node_config, node_release
 from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
 
 GIVEN = {
@@ -25,6 +25,8 @@ GIVEN = {
     "version": "1.1.0",
     "checksum": "d" * 64,
     "keep": 3,
+    "may_change_pod_cidr": False,
+    "awaits_pod_cidr": False,
 }
 
 
@@ -190,5 +192,31 @@ def test_a_release_that_could_not_be_is_told(monkeypatch, given, said):
     there = [node_release.Release("1.0.0", "1.0.0", "", "/opt/headcni/releases/1.0.0")]
     monkeypatch.setattr(node_release, "installed", lambda: there)
     problems = preflight.release({**GIVEN, **given})
+    assert bool(problems) == bool(said)
+    assert said in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("had", "asked", "given", "said"),
+    [
+        ("", "10.1.2.0/24", {}, ""),
+        ("10.1.2.0/24", "10.1.2.0/24", {}, ""),
+        ("10.1.2.0/24", "10.1.2.0/24,fd00:1::/64", {}, ""),  # both, from now on
+        ("10.1.2.0/24", "10.1.9.0/24", {}, "has 10.1.2.0/24, and 10.1.9.0/24 is asked for"),
+        ("10.1.2.0/24,fd00:1::/64", "10.1.2.0/24", {}, "has fd00:1::/64, and 10.1.2.0/24"),
+        ("10.1.2.0/24", "10.1.9.0/24", {"may_change_pod_cidr": True}, ""),
+        ("10.1.2.0/24", "10.1.9.0/24", {"awaits_pod_cidr": True}, ""),
+    ],
+)
+def test_a_node_keeps_its_pod_cidr(monkeypatch, tmp_path, had, asked, given, said):
+    """Its pods would keep addresses at which nobody reaches them, and Headscale the route."""
+    path = str(tmp_path / "config.yaml")
+    monkeypatch.setattr(node_config, "PATH", path)
+    if had:
+        config = {"network": {"podCIDR": {"nodeLocal": had, "base": "10.1.0.0/16"}}}
+        pinned = node_config.pinned(config, node_config.resolved(config, {}))
+        node_config.write(path, node_config.render(pinned))
+    cidrs = [ip_network(one) for one in asked.split(",")]
+    problems = preflight.former_cidrs(cidrs, {**GIVEN, **given})
     assert bool(problems) == bool(said)
     assert said in "".join(problems)
