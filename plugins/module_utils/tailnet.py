@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from .localapi import NO_ANSWER, NO_SOCKET, LocalAPI, LocalAPIError, Status
 
 # The names that Tailscale's own service has had.
-_TAILSCALE_INC = ("", "https://login.tailscale.com", "https://controlplane.tailscale.com")
+TAILSCALE_INC = ("", "https://login.tailscale.com", "https://controlplane.tailscale.com")
 _DEFAULT_ROUTES = ("0.0.0.0/0", "::/0")
 _UNSETTLED = ("NoState", "Starting")
 _LAST_ERROR = "last login error was: "
@@ -215,8 +215,8 @@ def plain_http_warning(url: str) -> str:
 
 def canonical(url: str) -> str:
     """One spelling for each server."""
-    if url.rstrip("/") in _TAILSCALE_INC:
-        return _TAILSCALE_INC[-1]
+    if url.rstrip("/") in TAILSCALE_INC:
+        return TAILSCALE_INC[-1]
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     host = f"[{host}]" if ":" in host else host
@@ -236,7 +236,7 @@ def why_login(now: Standing, login_server: str = "", force: bool = False) -> str
     if not status.have_node_key:
         return "it is not logged in"
     if login_server and not same_server(login_server, now.login_server):
-        return f"it is joined to {now.login_server or _TAILSCALE_INC[-1]}, not to {login_server}"
+        return f"it is joined to {now.login_server or TAILSCALE_INC[-1]}, not to {login_server}"
     if status.expired or _is_past(status.expiry):
         return "its node key has expired"
     if status.state == "NeedsLogin" or status.asked:
@@ -335,7 +335,7 @@ class Joining:
             until = time.monotonic() + BACK_SECONDS
             while not _settled(self._api.status()) and time.monotonic() < until:
                 time.sleep(PAUSE_SECONDS)
-            server = self._api.prefs().get("ControlURL") or _TAILSCALE_INC[-1]
+            server = self._api.prefs().get("ControlURL") or TAILSCALE_INC[-1]
             return f"The node is as it was: {self._api.status().state} at {server}"
         except LocalAPIError as problem:
             return f"Nor could the node be put back: {problem}"

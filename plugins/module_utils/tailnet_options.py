@@ -9,7 +9,16 @@ from typing import Any
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from .localapi import SOCKET, LocalAPI, LocalAPIError
-from .tailnet import Plan, Wishes, key_mistakes, plain_http_warning, read, server_mistakes
+from .tailnet import (
+    TAILSCALE_INC,
+    Plan,
+    Wishes,
+    key_mistakes,
+    plain_http_warning,
+    read,
+    same_server,
+    server_mistakes,
+)
 
 SPEC: dict[str, dict[str, Any]] = {
     "socket": {"type": "path", "default": SOCKET},
@@ -71,3 +80,17 @@ def joined_key(given: Mapping[str, Any]) -> str:
     # One that its login server has not answered yet may have been forgotten there.
     settled = status and status.state == "Running" and status.online and not plan.changed
     return status.node_key if status and settled else ""
+
+
+def joined_elsewhere(given: Mapping[str, Any]) -> str:
+    """The server that a node is joined to, if it is not the one that is asked for: to join that one
+    takes it out of a tailnet."""
+    wanted = ArgumentSpecValidator(SPEC).validate(dict(given)).validated_parameters
+    try:
+        now = read(LocalAPI(wanted["socket"]), patience=0.0)
+    except LocalAPIError:
+        return ""
+    if not now.status or not now.status.have_node_key or not wanted["login_server"]:
+        return ""
+    here = now.login_server or TAILSCALE_INC[-1]
+    return "" if same_server(here, wanted["login_server"]) else here

@@ -153,6 +153,11 @@ node_key:
     and nothing had to change, or would have to; otherwise empty.
   returned: success
   type: str
+joined_elsewhere:
+  description: The server that the node is joined to, if that is not the one of O(join). To join
+    that one takes the node out of a tailnet.
+  returned: success
+  type: str
 differs:
   description: Whether anything had to change, or would have to; as C(changed), which a task may
     override.
@@ -163,6 +168,7 @@ differs:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils.node import secrets_of
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import (
+    joined_elsewhere,
     joined_key,
     mistakes_of,
 )
@@ -216,6 +222,7 @@ def main() -> None:
         arch=work.arch,
         tarball=work.tarball,
         node_key=joined_key(join) if join and not work.changed else "",
+        joined_elsewhere=joined_elsewhere(join) if join else "",
         differs=work.changed,
         diff=work.diffs,
     )

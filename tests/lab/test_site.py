@@ -188,6 +188,15 @@ def test_a_node_keeps_the_cidr_that_it_has(site, first):
     assert "change it with playbooks/change_pod_cidr.yml" in found.failures("node1")
 
 
+def test_a_node_is_not_taken_out_of_another_tailnet(site, first):
+    """It may be its owner's, and how the owner reaches it."""
+    other = "https://headscale.example.org"
+    found = site("--limit", "node1", check=False, tailscale_login_server=other)
+    assert found.changed == set()
+    said = found.failures("node1")
+    assert "is joined to http" in said and "headcni_take_over=true" in said
+
+
 def test_a_node_outside_of_the_limit_is_compared_too(site, first, tmp_path):
     hosts = tmp_path / "hosts.yml"
     hosts.write_text("headcni: {hosts: {node1: {headcni_node_pod_cidr: 10.55.2.128/25}}}\n")

@@ -60,5 +60,25 @@ def test_nothing_is_told_of_one_for_which_there_is_something_to_do(key, changes,
     assert key(changes, **options) == ""
 
 
+@pytest.mark.parametrize(
+    ("have_key", "here", "asked", "said"),
+    [
+        (True, SERVER, SERVER, ""),
+        (True, f"{SERVER}:443/", SERVER, ""),
+        (False, "https://other.example.org", SERVER, ""),  # it is nobody's yet
+        (True, "https://other.example.org", SERVER, "https://other.example.org"),
+        (True, "", SERVER, "https://controlplane.tailscale.com"),
+        (True, "https://other.example.org", "", ""),
+    ],
+)
+def test_a_node_in_another_tailnet_is_told_with_its_server(
+    monkeypatch, have_key, here, asked, said
+):
+    now = Standing(Status.of({**RUNNING, "HaveNodeKey": have_key}), {"ControlURL": here})
+    monkeypatch.setattr(tailnet_options, "read", lambda *_, **__: now)
+    assert tailnet_options.joined_elsewhere({"login_server": asked}) == said
+
+
 def test_nor_of_one_whose_tailscaled_does_not_run(tmp_path):
-    assert tailnet_options.joined_key({"socket": str(tmp_path / "none")}) == ""
+    given = {"socket": str(tmp_path / "none"), "login_server": SERVER}
+    assert tailnet_options.joined_key(given) == tailnet_options.joined_elsewhere(given) == ""
