@@ -28,13 +28,13 @@ print(json.dumps(found))
 """
 
 
-def ask(node, what: str) -> list[str]:
+def ask(node, what: str, program: str = PROGRAM) -> list[str]:
     home = (node.plugins / "headcni").resolve().parent.parent
     done = node.netns.run(
         node.python,
         "-S",
         "-c",
-        PROGRAM,
+        program,
         node.tmp / "data",
         what,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{home}:{home}/vendor"},
@@ -138,6 +138,40 @@ def test_a_host_port_that_somebody_took_out_of_the_table_is_put_back(node):
         assert mend(node) == []
         with pod.serving(80):
             assert node.outside.asks(node.NODE_IP, 8080)
+
+
+KEEP_HOUSE = """
+import json, sys
+from headcni.datapath import firewall
+from headcni.store import Store
+with Store.in_directory(sys.argv[1]) as store:
+    print(json.dumps([firewall.repair(store), firewall.repair(store)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "flush table inet headcni",
+        "flush chain inet headcni postrouting",
+        "flush map inet headcni ports4",
+        "flush ruleset",
+        "add element inet headcni ports4 { tcp . 99 : 10.55.1.9 . 99 }",
+    ],
+)
+def test_the_daemon_makes_the_firewall_whole_again_once(node, command):
+    mapping = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+    conf = node.conf(capabilities={"portMappings": True}, runtimeConfig={"portMappings": [mapping]})
+    pod = node.pod()
+    result = node.add(conf, pod).ok
+    assert ask(node, "", KEEP_HOUSE) == [False, False]
+    node.netns.run("nft", *command.split())
+    assert ask(node, "", KEEP_HOUSE) == [True, False]
+    node.check(conf, pod, result).succeeds()
+    with pod.serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080)
+    with node.outside.serving(8000):
+        assert pod.asks(node.OUTSIDE_IP, 8000) == node.NODE_IP
 
 
 def test_an_address_that_another_pod_has_by_now_is_not_taken_from_it(node, pod):

@@ -282,6 +282,8 @@ class TestCheck:
         result = node.add(conf, pod).ok
         node.netns.run("nft", "flush", "map", "inet", "headcni", "ports4")
         assert "host port tcp/8080: missing" in node.check(conf, pod, result).error["details"]
+        node.netns.run("nft", "flush", "table", "inet", "headcni")
+        assert "headcni: 0 rules, expected 13" in node.check(conf, pod, result).error["details"]
         node.netns.run("nft", "flush", "ruleset")
         assert "nft table inet headcni: missing" in node.check(conf, pod, result).error["details"]
         node.add(node.conf()).succeeds()

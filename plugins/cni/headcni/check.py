@@ -42,7 +42,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
     except CniError as problem:
         found.append(f"network namespace: {problem}")
     if network.ip_masq or network.port_mappings:
-        found += firewall.differences(node.store, owner)
+        found += firewall.differences(node.store, owner, rules=True)
     return found
 
 

@@ -94,7 +94,7 @@ def _conflist(directory: str) -> Iterator[str]:
 
 def _firewall(config: DaemonConfig) -> Iterator[str]:
     with Store.in_directory(config.daemon.data_dir) as store:
-        if store.attachments() and not firewall.is_current(store):
+        if store.attachments() and not firewall.is_whole(store):
             yield "the nft table is not as the store has it; the daemon repairs it"
 
 

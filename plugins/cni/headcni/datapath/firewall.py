@@ -2,7 +2,8 @@
 
 What the table should be stands in the store; a digest of the part that rarely changes stands in
 the table's comment. So an ordinary ADD asks the kernel one question and changes nothing, and a
-table that somebody flushed or that an older release made is replaced whole, in one transaction.
+table that is gone or that an older release made is replaced whole, in one transaction. So is one
+that somebody took rules or ports out of, by the daemon, which looks at all of it now and then.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ _CHAINS = f"""
         ip6 saddr @masqueraded6 ip6 daddr != @cluster6 ip6 daddr != ff00::/8 masquerade
     }}
 """
+
+
+_RULES = sum(
+    line.strip()[:1] not in ("", "}") and line.split()[0] not in ("chain", "comment", "type")
+    for line in _CHAINS.splitlines()
+)
 
 
 @dataclass(frozen=True)
@@ -199,8 +206,9 @@ def published(store: Store, owner: Owner) -> tuple[Port, ...]:
     return store.read(lambda db: _ports(db, (owner.network, owner.container_id, owner.ifname)))
 
 
-def differences(store: Store, owner: Owner) -> list[str]:
-    """What of the owner's part of the table is not as the store has it."""
+def differences(store: Store, owner: Owner, rules: bool = False) -> list[str]:
+    """What of the owner's part of the table is not as the store has it; with `rules` also whether
+    somebody took rules out of it, which are everybody's."""
     comment = nft.table_comment(TABLE)
     if comment is None:
         return [f"nft table inet {TABLE}: missing"]
@@ -208,10 +216,12 @@ def differences(store: Store, owner: Owner) -> list[str]:
     if comment != store.read(_comment):
         found.append(f"nft table inet {TABLE}: not what this release would write")
     ports = published(store, owner)
-    held = nft.contents(TABLE).elements if ports else {}
+    held = nft.contents(TABLE) if ports or rules else nft.Contents(_RULES, {})
+    if not found and held.rules != _RULES:
+        found.append(f"nft table inet {TABLE}: {held.rules} rules, expected {_RULES}")
     for port in ports:
         name, key, target = port.element
-        have = held.get((name, key), "missing")
+        have = held.elements.get((name, key), "missing")
         if have != target:
             found.append(f"host port {port.protocol}/{port.host_port}: {have}, expected {target}")
     return found
@@ -232,12 +242,26 @@ def repair(store: Store) -> bool:
 
     def work(db: sqlite3.Connection) -> bool:
         known = db.execute("SELECT 1 FROM firewall LIMIT 1").fetchone()
-        if known is None or nft.table_comment(TABLE) == _comment(db):
+        if known is None or _is_whole(db):
             return False
         _replace(db)
         return True
 
-    return not is_current(store) and store.atomically(work)
+    return not store.read(_is_whole) and store.atomically(work)
+
+
+def is_whole(store: Store) -> bool:
+    """Whether all of the table is as the store has it: its comment tells nothing of rules and
+    elements that somebody took out."""
+    return store.read(_is_whole)
+
+
+def _is_whole(db: sqlite3.Connection) -> bool:
+    if nft.table_comment(TABLE) != _comment(db):
+        return False
+    rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
+    ports = [Port(*row).element for row in rows]
+    return nft.contents(TABLE) == (_RULES, {(name, key): target for name, key, target in ports})
 
 
 def is_current(store: Store) -> bool:
