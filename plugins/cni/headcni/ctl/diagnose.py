@@ -15,6 +15,7 @@ from ..daemon.main import control_path
 from ..daemon.tailscale import LocalApi
 from ..datapath import firewall
 from ..errors import CniError
+from ..exec import NESTING
 from ..podcidr import PodCidrError
 from ..store import Attachment, Store
 from . import node
@@ -100,14 +101,15 @@ def _firewall(config: DaemonConfig) -> Iterator[str]:
 
 def _pods(config: DaemonConfig) -> Iterator[str]:
     for attachment in node.attachments(config):
-        said = differences(attachment)
+        said = differences(attachment, config.daemon.data_dir)
         if said:
             owner = attachment.owner
             yield f"{attachment.pod or owner.container_id[:12]} {owner.ifname}: {said}"
 
 
-def differences(attachment: Attachment) -> str:
-    """What CHECK would say to the runtime that set this up; nothing if all is as it was."""
+def differences(attachment: Attachment, data_dir: str) -> str:
+    """What CHECK would say to the runtime that set this up; nothing if all is as it was. The store
+    is the one that it was found in, whatever the plugin was told of it and by whom."""
     version = str(attachment.config.get("cniVersion", ""))
     if result.before(version, "0.4.0"):
         version = "0.4.0"  # the first with CHECK
@@ -122,8 +124,11 @@ def differences(attachment: Attachment) -> str:
         "CNI_IFNAME": attachment.owner.ifname,
         "CNI_NETNS": attachment.netns,
         "CNI_PATH": "/opt/cni/bin",
+        NESTING: attachment.owner.network.partition("/")[2],
     }
-    outcome = verbs.run(env, json.dumps(conf).encode())
+    outcome = verbs.run(
+        env, json.dumps(conf).encode(), None, lambda _unused: verbs.opened(data_dir)
+    )
     if not outcome.code:
         return ""
     problem = json.loads(outcome.output)

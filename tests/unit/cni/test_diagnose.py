@@ -1,0 +1,30 @@
+"""headcnictl diagnose asks about a pod as the runtime would, in the store that the pod is in."""
+
+from __future__ import annotations
+
+import pytest
+
+from headcni.ctl.diagnose import differences
+from headcni.model import Owner, PodRef
+from headcni.store import Attachment, Store
+
+CONF = {
+    "cniVersion": "1.1.0",
+    "name": "pods",
+    "type": "headcni",
+    "ipMasq": False,
+    "ipam": {"type": "headcni-ipam", "subnet": "10.9.1.0/24"},
+}
+
+
+@pytest.mark.parametrize("network", ["pods", "pods/0"])
+def test_a_pod_is_found_wherever_its_store_is_and_within_a_chain(network, tmp_path):
+    result = {"cniVersion": "1.1.0", "ips": [{"address": "10.9.1.5/24", "gateway": "10.9.1.1"}]}
+    owner = Owner(network, "c1", "eth0")
+    gone = "/run/netns/there-is-no-such-one"
+    known = Attachment(owner, PodRef(), gone, "hc0123456789a", CONF, result, {}, 1.0)
+    with Store.in_directory(str(tmp_path)) as store:
+        store.remember(known)
+    said = differences(known, str(tmp_path))
+    assert "allocation: 10.9.1.5 is not recorded as this pod's" in said
+    assert "hc0123456789a is missing" in said
