@@ -176,9 +176,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installatio
     Installation,
     mistakes,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (
-    InstallError,
-)
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import InstallError
 
 SPEC = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
