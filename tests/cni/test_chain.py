@@ -109,6 +109,22 @@ def test_another_ipam_plugin_gives_the_addresses_and_gets_them_back(node, datapa
     assert address not in os.listdir(data / "pods")
 
 
+def test_a_node_that_changes_over_to_our_ipam_gives_no_address_twice(node):
+    """Of a bridge's pods the node's own routes tell nothing."""
+    theirs = {
+        "type": "host-local",
+        "subnet": "10.55.1.0/24",
+        "dataDir": str(node.tmp / "networks"),
+    }
+    ours = {"type": "headcni-ipam", "subnet": "10.55.1.0/24", "strategy": "dense-pack"}
+    old, new = node.conf(ipam=theirs), node.conf(ipam=ours)
+    pods = [node.pod() for _ in range(2)]
+    given = [node.add(old, pod).address for pod in pods]
+    assert node.add(new).address not in given
+    node.delete(old, pods[0]).succeeds()
+    assert node.add(new).address == given[0]
+
+
 def test_our_ipam_serves_the_go_bridge(node):
     ipam = {"type": "headcni-ipam", "subnet": "10.55.1.0/24", "dataDir": str(node.tmp / "data")}
     conf = {

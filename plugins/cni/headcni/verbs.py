@@ -402,7 +402,7 @@ def _lease(
         return node.ipam.allocate(owner, network.ipam, str(call.pod), in_use).addresses
     given = chain.ipam_add(network, call.env)
     undo.callback(chain.ipam_del, network, call.env)
-    return [
+    leased = [
         LeasedAddress(
             ip_interface(ip["address"]).ip,
             ip_interface(ip["address"]).network.prefixlen,
@@ -410,6 +410,9 @@ def _lease(
         )
         for ip in given["ips"]
     ]
+    # Known to ours, too: a node that changes over to it has pods which the other one served.
+    node.ipam.note(owner, str(call.pod), leased)
+    return leased
 
 
 def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:

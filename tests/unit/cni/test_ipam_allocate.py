@@ -11,7 +11,7 @@ import pytest
 from headcni import errors
 from headcni.errors import CniError
 from headcni.ipam.allocate import ATTEMPTS, HOLD_SECONDS, Ipam, Usage
-from headcni.model import IpamConfig, Owner
+from headcni.model import IpamConfig, LeasedAddress, Owner
 from headcni.store import Store, Tombstone
 from tests.unit.cni.ipam_support import (
     addresses,
@@ -144,6 +144,21 @@ def test_releasing_twice_is_no_error_and_frees_nobody_else(node):
     assert node.ipam.release(owner("c2", ifname="net1")) is None
     assert node.ipam.release(owner("c2", network="other")) is None
     assert [lease.owner for lease in node.ipam.leases("pods")] == [owner("c2")]
+
+
+def test_what_another_ipam_gave_is_given_to_nobody_until_it_is_released(node):
+    node.add("c0", SMALL)
+    others = [LeasedAddress(ip_address(f"10.1.2.{last}"), 29, None) for last in (2, 3, 200)]
+    node.ipam.note(owner("theirs"), "default/web-0", others)
+    audit(node.store)
+    assert node.add("c1", SMALL) == ["10.1.2.4"]
+    assert addresses(node.ipam.release(owner("theirs"))) == ["10.1.2.3", "10.1.2.200"]
+    audit(node.store)
+    assert [node.add(f"c{n}", SMALL) for n in (2, 3, 4)] == [
+        ["10.1.2.5"],
+        ["10.1.2.6"],
+        ["10.1.2.3"],
+    ]
 
 
 def test_a_late_del_does_not_free_the_address_of_a_newer_sandbox(node):

@@ -123,6 +123,18 @@ class Ipam:
             f" {HOLD_SECONDS:.0f} s; is the range used by something else, too?",
         )
 
+    def note(self, owner: Owner, pod: str, addresses: Iterable[LeasedAddress]) -> None:
+        """Have addresses that another IPAM gave to the owner as its own here, too: they are given
+        to nobody else, until it is released. What somebody holds stays with its holder."""
+        given = tuple(addresses)
+
+        def work(db: Db) -> None:
+            for leased in insert_allocations(db, owner, pod, given):
+                space.end_hold(db, leased.address.packed)
+                space.take(db, leased.address.packed)
+
+        self.store.atomically(work)
+
     def release(self, owner: Owner) -> Lease | None:
         """Free what the owner has, and nothing else; None if it has nothing."""
 
