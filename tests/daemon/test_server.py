@@ -532,7 +532,10 @@ class TestTheDoor:
         assert "eth0" in pod.links() and "eth0" not in other.links()
 
     def test_a_second_daemon_does_not_start_and_the_first_goes_on(self, node, server):
-        argv, env = node.python_command("-m", "headcni.daemon.server", "--socket", str(node.socket))
+        argv, env = node.python_command(
+            *("-m", "headcni.daemon.server", "--socket", str(node.socket)),
+            *("--data-dir", str(node.tmp / "second")),
+        )
         second = subprocess.run(
             argv, env=env, cwd="/", text=True, capture_output=True, timeout=20, check=False
         )

@@ -1,4 +1,4 @@
-"""Which calls wait for which, and what becomes of them when the daemon stops."""
+"""Which calls wait for which, what becomes of them when the daemon stops, and whether it serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headcni.daemon.protocol import Request
-from headcni.daemon.server import _Call, _Calls
+from headcni.daemon.server import CniServer, _Call, _Calls
 
 SECONDS = 10.0
 
@@ -92,3 +92,15 @@ def test_a_stopping_daemon_keeps_the_call_that_waits_for_one_at_work(work):
     assert work.begun == ["ADD", "DEL"]
     assert work.calls.count == 0
     assert behind.recv(1) == b""
+
+
+def test_a_socket_that_somebody_deleted_is_not_served(tmp_path):
+    path = tmp_path / "cni.sock"
+    server = CniServer(str(path), str(tmp_path / "data"))
+    server.start()
+    try:
+        assert server.is_alive()
+        path.unlink()
+        assert not server.is_alive()
+    finally:
+        server.stop(SECONDS)

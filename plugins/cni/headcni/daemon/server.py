@@ -524,7 +524,11 @@ class _Door:
             self._claim = -1
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        """Where somebody has deleted the socket no shim comes any more, though all is well here."""
+        try:
+            return self._thread.is_alive() and os.stat(self._path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def _claim_the_path(self) -> None:
         """Two daemons would take calls from each other; a lock, unlike a file, dies with us."""
