@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -265,6 +266,15 @@ def test_who_comes_beyond_the_limit_is_told_so_and_costs_no_thread():
         for asker in askers:
             asker.join(10)
         _until(lambda: get(one, "/ready").status == 200)
+
+
+def test_a_request_for_which_no_thread_could_be_started_takes_no_place_for_good(monkeypatch):
+    with running() as one:
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no thread")))
+            for _ in range(BUSY):
+                assert raw(one, b"") == b""
+        assert get(one, "/healthz").status == 200
 
 
 def _requests(before: set[threading.Thread]) -> int:

@@ -234,7 +234,11 @@ class _Server(ThreadingHTTPServer):
             finally:
                 self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started, to give the place back at its end
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
