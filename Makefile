@@ -49,7 +49,7 @@ shell: ## log in to a machine (NODE=node1)
 
 ##@ Tests
 .PHONY: test
-test: check-lab lint cache test-unit test-collection test-sanity test-cni test-daemon test-lab ## everything that CI runs (RETRY=1: once more, what failed)
+test: check-lab lint cache test-unit test-collection test-sanity test-cni test-headscale test-daemon test-lab ## everything that CI runs (RETRY=1: once more, what failed)
 
 .PHONY: test-unit
 test-unit: .venv/ready ## tests that need neither root nor a lab
@@ -71,8 +71,12 @@ test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its o
 test-daemon: cache .venv/ready ## the daemon's parts, one by one, on labs of their own
 	$(call pytest,tests/daemon)
 
+.PHONY: test-headscale
+test-headscale: cache .venv/ready ## the modules of Headscale at a real one, on loopback
+	$(call pytest,$(filter-out %_old.py %_role.py,$(wildcard tests/modules/test_headscale_*.py)))
+
 .PHONY: test-modules
-test-modules: cache .venv/ready ## modules and roles against a real Headscale and real nodes (not in `test` yet)
+test-modules: cache .venv/ready ## all modules and roles, on real nodes too (not in `test`)
 	$(PYTEST) tests/modules
 
 .PHONY: test-headscale-old
