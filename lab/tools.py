@@ -130,8 +130,10 @@ K3S = Tool(
 )
 COREDNS = Tool("coredns")  # what k3s would fetch; of the same version as in its manifest
 HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
+FLANNEL = Tool("flannel")  # the CNI plugin that k3s' own flannel calls
+CRITEST = Tool("critest")
 CLUSTER = (K3S, COREDNS)
-ON_DEMAND = (*CLUSTER, HEADSCALE_OLD)
+ON_DEMAND = (*CLUSTER, HEADSCALE_OLD, FLANNEL, CRITEST)
 
 
 def tailscale_version() -> str:
