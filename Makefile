@@ -110,6 +110,11 @@ test-k8s-setups: cache .venv/ready ## k3s on the nodes' tailnet addresses (not i
 	@$(LAB) tools k3s coredns
 	$(PYTEST) tests/k8s_setups
 
+.PHONY: test-runtimes
+test-runtimes: cache .venv/ready ## critest's specs of networking at containerd, and podman's CNI back end (not in `test`)
+	@$(LAB) tools critest
+	$(PYTEST) tests/lab/test_runtimes.py
+
 .PHONY: test-vm
 test-vm: VMS := 2
 test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their own, beside a node (not in `test`)

@@ -12,7 +12,7 @@ BUSYBOX = "lab.invalid/busybox:1"
 COREDNS = "lab.invalid/coredns:1"
 APPLETS = (
     *("sh", "sleep", "nc", "httpd", "wget", "ip", "cat", "ls", "echo", "hostname", "mkdir"),
-    *("date", "env", "grep", "nslookup", "ping", "rm", "seq", "touch", "true"),
+    *("date", "env", "grep", "nslookup", "ping", "rm", "seq", "top", "touch", "true"),
 )
 
 
@@ -23,6 +23,15 @@ def image(name: str, busybox: bytes, machine: str) -> bytes:
         {"bin/busybox": (busybox, 0o755)}, {f"bin/{applet}": "busybox" for applet in APPLETS}
     )
     return _archive(name, layer, ["/bin/sleep", "2147483647"], machine)
+
+
+def web_server(name: str, busybox: bytes, machine: str) -> bytes:
+    """Of busybox too: it serves a page on port 80."""
+    layer = _tar(
+        {"bin/busybox": (busybox, 0o755), "www/index.html": (b"It works\n", 0o644)},
+        {"bin/httpd": "busybox"},
+    )
+    return _archive(name, layer, ["/bin/httpd", "-f", "-p", "80", "-h", "/www"], machine)
 
 
 def coredns(program: bytes, machine: str) -> bytes:

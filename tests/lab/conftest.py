@@ -7,6 +7,7 @@ import platform
 import urllib.request
 
 import pytest
+from cri_pods import CRICTL
 from images import image
 from lab_command import CHECKOUT, LabCommand
 
@@ -100,6 +101,28 @@ def containerd(runtime):
     runtime.on("node1", "ctr -n k8s.io images import /root/busybox.tar")
     yield runtime
     runtime.on("node1", "/opt/lab/cri/crictl rmp -fa; systemctl stop containerd", check=False)
+
+
+@pytest.fixture(scope="module")
+def cri(containerd):
+    """containerd with our conflist, and no pods on it."""
+    plugin = {
+        "type": "headcni",
+        "pod_cidr": "10.55.1.0/24",
+        "cluster_cidr": "10.55.0.0/16",
+        "bridge": "headcni0",
+        "ipam": {"type": "headcni-ipam", "subnet": "10.55.1.0/24"},
+        "capabilities": {"portMappings": True, "bandwidth": True, "mac": True},
+    }
+    conflist = {"cniVersion": "1.0.0", "name": "cri", "plugins": [plugin]}
+    containerd.write("node1", "/etc/cni/net.d/10-headcni.conflist", json.dumps(conflist).encode())
+    containerd.wait("node1", f'{CRICTL} info | grep -q \'"lastCNILoadStatus": "OK"\'')
+    yield containerd
+    containerd.on(
+        "node1",
+        f"{CRICTL} rmp -fa; rm -f /etc/cni/net.d/10-headcni.conflist; ip link del headcni0",
+        check=False,
+    )
 
 
 CONTAINERD = f"""\

@@ -4,57 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-CRICTL = "/opt/lab/cri/crictl 2>/dev/null"
-
-
-@pytest.fixture(scope="module")
-def cri(containerd):
-    plugin = {
-        "type": "headcni",
-        "pod_cidr": "10.55.1.0/24",
-        "cluster_cidr": "10.55.0.0/16",
-        "bridge": "headcni0",
-        "ipam": {"type": "headcni-ipam", "subnet": "10.55.1.0/24"},
-        "capabilities": {"portMappings": True, "bandwidth": True, "mac": True},
-    }
-    conflist = {"cniVersion": "1.0.0", "name": "cri", "plugins": [plugin]}
-    containerd.write("node1", "/etc/cni/net.d/10-headcni.conflist", json.dumps(conflist).encode())
-    containerd.wait("node1", f'{CRICTL} info | grep -q \'"lastCNILoadStatus": "OK"\'')
-    yield containerd
-    containerd.on(
-        "node1",
-        f"{CRICTL} rmp -fa; rm -f /etc/cni/net.d/10-headcni.conflist; ip link del headcni0",
-        check=False,
-    )
-
-
-def run_pod(lab, name: str, command: str, ports=(), annotations=None) -> tuple[str, str, str]:
-    """A pod with one container: their ids, and the pod's address."""
-    pod = {
-        "metadata": {"name": name, "namespace": "default", "uid": name, "attempt": 1},
-        "log_directory": "/tmp",
-        "annotations": annotations or {},
-        "port_mappings": [{"container_port": c, "host_port": h, "protocol": 0} for h, c in ports],
-        "linux": {},
-    }
-    container = {
-        "metadata": {"name": name},
-        "image": {"image": "lab.invalid/busybox:1"},
-        "command": ["/bin/sh", "-c", command],
-        "log_path": f"{name}.log",
-        "linux": {},
-    }
-    lab.write("node1", f"/root/{name}-pod.json", json.dumps(pod).encode())
-    lab.write("node1", f"/root/{name}.json", json.dumps(container).encode())
-    pod_id = lab.on("node1", f"{CRICTL} runp /root/{name}-pod.json").strip()
-    container_id = lab.on(
-        "node1", f"{CRICTL} create {pod_id} /root/{name}.json /root/{name}-pod.json"
-    ).strip()
-    lab.on("node1", f"{CRICTL} start {container_id}")
-    shown = json.loads(lab.on("node1", f"{CRICTL} inspectp {pod_id}"))
-    return pod_id, container_id, shown["status"]["network"]["ip"]
+from cri_pods import CRICTL, run_pod
 
 
 def test_pods_start_talk_answer_on_a_host_port_and_stop_without_a_trace(cri):
