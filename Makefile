@@ -106,8 +106,8 @@ test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 
 	$(PYTEST) tests/k8s
 
 .PHONY: test-k8s-setups
-test-k8s-setups: cache .venv/ready ## k3s on the nodes' tailnet addresses (not in `test`)
-	@$(LAB) tools k3s coredns
+test-k8s-setups: cache .venv/ready ## k3s on tailnet addresses, with two families, moved from flannel (not in `test`)
+	@$(LAB) tools k3s coredns flannel
 	$(PYTEST) tests/k8s_setups
 
 .PHONY: test-runtimes
