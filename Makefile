@@ -122,6 +122,7 @@ test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their 
 
 .PHONY: bench
 bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY="cni ipam")
+	@$(if $(filter k8s,$(ONLY)),$(LAB) tools k3s coredns)
 	$(PY) -m bench $(ONLY)
 
 ##@ The code

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import cni, fleet, headscale, ipam, plots, routes, site, stage, traffic
+from lab import tools
+
+from . import cni, fleet, headscale, ipam, k8s, plots, routes, site, stage, traffic
 from .measure import Findings, Row
 
 ON_A_STAGE = {"cni": cni.run, "ipam": ipam.run, "memory": cni.memory, "routes": routes.run}
 ON_THE_FLEET = {"site": site.run, "traffic": traffic.run}
-PARTS = (*ON_A_STAGE, "headscale", *ON_THE_FLEET)
+BY_ITSELF = {"headscale": headscale.run, "k8s": k8s.run}
+PARTS = (*ON_A_STAGE, *BY_ITSELF, *ON_THE_FLEET)
 
 
 def main() -> int:
@@ -24,10 +27,12 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--output", type=Path, default=Path("dist/bench"), help="(%(default)s)")
     args = parser.parse_args()
-    wanted = args.parts or list(PARTS)
+    wanted = args.parts or [part for part in PARTS if part != "k8s" or cluster_is_built()]
     unknown = sorted(set(wanted) - set(PARTS))
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}: expected {', '.join(PARTS)}")
+    if "k8s" in wanted and not cluster_is_built():
+        parser.error("k8s: k3s is not built: `python3 -m lab tools k3s coredns`, some 15 minutes")
     findings, about = Findings(), stage.versions()
     # What was made is taken away by who is told to end, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -46,8 +51,9 @@ def main() -> int:
         with stage.entered() as node:
             for part in staged:
                 told(part, partial(ON_A_STAGE[part], node))
-    if "headscale" in wanted:
-        told("headscale", headscale.run)
+    for part in BY_ITSELF:
+        if part in wanted:
+            told(part, BY_ITSELF[part])
     if together := [part for part in ON_THE_FLEET if part in wanted]:
         print(f"  … booting {len(fleet.NODES)} nodes", file=sys.stderr, flush=True)
         with fleet.standing() as nodes:
@@ -59,6 +65,10 @@ def main() -> int:
     if missed:
         print(f"{len(missed)} of {len(findings.rows)} bars were missed", file=sys.stderr)
     return 1 if missed else 0
+
+
+def cluster_is_built() -> bool:
+    return not tools.missing(tools.CLUSTER)
 
 
 def report(findings: Findings, about: dict[str, str]) -> str:
