@@ -12,7 +12,7 @@ from io import BytesIO
 import pytest
 
 from lab import inventory, k3s, preflight, tools
-from lab.images import BUSYBOX, COREDNS, image
+from lab.images import BUSYBOX, COREDNS, image, web_server
 from lab.layout import Lab, Plan
 
 PLAN = Plan(
@@ -102,14 +102,26 @@ def test_a_plan_remembers_its_cluster_and_an_older_one_has_none(tmp_path):
     assert Plan.load(lab) == replace(PLAN, k3s=False)
 
 
+def unpacked(archive: bytes):
+    """A docker archive's manifest, its configuration, and what the image has in it."""
+    with tarfile.open(fileobj=BytesIO(archive)) as files:
+        (manifest,) = json.load(files.extractfile("manifest.json"))
+        shown = json.load(files.extractfile(manifest["Config"]))
+        layer = files.extractfile(manifest["Layers"][0]).read()
+    return manifest, shown, tarfile.open(fileobj=BytesIO(layer))
+
+
 def test_an_image_is_a_docker_archive_whose_parts_fit_together():
-    with tarfile.open(fileobj=BytesIO(image(BUSYBOX, b"program", "x86_64"))) as archive:
-        (manifest,) = json.load(archive.extractfile("manifest.json"))
-        shown = json.load(archive.extractfile(manifest["Config"]))
-        layer = archive.extractfile(manifest["Layers"][0]).read()
+    manifest, shown, inside = unpacked(image(BUSYBOX, b"program", "x86_64"))
     assert manifest["RepoTags"] == [BUSYBOX] and shown["architecture"] == "amd64"
-    with tarfile.open(fileobj=BytesIO(layer)) as inside:
-        assert inside.extractfile("bin/sh").read() == b"program"
+    assert inside.extractfile("bin/sh").read() == b"program"
+
+
+def test_a_web_servers_image_has_its_server_and_a_page():
+    _, shown, inside = unpacked(web_server("lab.invalid/web:1", b"program", "x86_64"))
+    program, *_ = shown["config"]["Entrypoint"]
+    assert inside.extractfile(program.lstrip("/")).read() == b"program"
+    assert inside.extractfile("www/index.html").read()
 
 
 def test_k3s_is_not_among_the_tools_that_every_lab_needs():
