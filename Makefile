@@ -7,6 +7,7 @@ NODES ?= 3
 UNDERLAY ?=
 KEEP ?=
 K3S ?=
+KUBEADM ?=
 VMS ?= 0
 ONLY ?=
 RETRY ?=
@@ -20,7 +21,8 @@ PYTEST := $(PY) -m pytest
 pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: what failed && \
 	$(PYTEST) --last-failed $(1); })
 LAB := python3 -m lab
-LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) --vms $(VMS)
+LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) \
+	$(if $(KUBEADM),--kubeadm) --vms $(VMS)
 # What the lab needs of Debian; apt is asked only for what is missing.
 LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slirp4netns \
 	systemd-container
@@ -32,7 +34,7 @@ export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 
 ##@ The lab
 .PHONY: up
-up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 VMS=0 UNDERLAY= KEEP= K3S=)
+up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 VMS=0 UNDERLAY= KEEP= K3S= KUBEADM=)
 	@$(LAB) up $(LAB_OPTIONS) $(if $(KEEP),--keep) --playbook lab/up.yml
 
 .PHONY: down
@@ -114,6 +116,11 @@ test-k8s-setups: cache .venv/ready ## k3s on tailnet addresses, with two familie
 test-runtimes: cache .venv/ready ## critest's specs of networking at containerd, and podman's CNI back end (not in `test`)
 	@$(LAB) tools critest
 	$(PYTEST) tests/lab/test_runtimes.py
+
+.PHONY: test-kubeadm
+test-kubeadm: cache .venv/ready ## Kubernetes by kubeadm on the lab; building it takes some 10 minutes (not in `test`)
+	@$(LAB) tools kubernetes coredns
+	HEADCNI_CLUSTER=kubeadm $(PYTEST) tests/k8s
 
 .PHONY: test-vm
 test-vm: VMS := 2

@@ -41,13 +41,13 @@ VMS_HELP = "how many virtual machines beside the nodes (0)"
 
 def check(lab: Lab, args: argparse.Namespace) -> None:
     """Stop with every problem listed, before anything is changed."""
-    found = preflight.problems(lab, args.nodes, args.underlay, args.k3s, args.vms)
+    found = preflight.problems(lab, args.nodes, args.underlay, args.cluster, args.vms)
     if found:
         raise LabError("\n".join(found))
 
 
 def up(lab: Lab, args: argparse.Namespace) -> None:
-    if args.k3s_idle and not args.k3s:
+    if args.k3s_idle and args.cluster != "k3s":
         raise LabError("--k3s-idle: there is no k3s to leave for later; say --k3s too")
     check(lab, args)
     end_with_make()
@@ -62,8 +62,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
                 remove(lab)
                 enter_up_group(lab)  # what was removed had it in it
                 fill_cache(lab, args)
-                if args.k3s:
-                    tools.build(lab, tools.CLUSTER)
+                tools.build(lab, tools.CLUSTERS.get(args.cluster, ()))
                 build(lab, args)
             else:
                 grow(lab, args)
@@ -129,7 +128,7 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
         network.underlay6(lab),
         tuple(node_names(args.nodes)),
         tools.tailscale_version(),
-        args.k3s,
+        args.cluster,
         tuple(vm_names(args.vms)),
         choose_accelerator(args.vms),
     )
@@ -151,13 +150,13 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
     with step("starting Headscale and the mirror"):
         control.start(lab, plan)
         control.make_api_key(lab)
-    if plan.k3s and not args.k3s_idle:
+    if plan.cluster and not args.k3s_idle:
         start_cluster(lab, plan)
     plan.save(lab.plan_file)
 
 
 def start_cluster(lab: Lab, plan: Plan) -> None:
-    with step(f"starting k3s {tools.k3s_version()}"):
+    with step(f"starting {cluster.version(plan)}"):
         cluster.start(lab, plan, plan.nodes)
 
 
@@ -168,7 +167,7 @@ def make_machine(lab: Lab, plan: Plan, machine: str) -> None:
     elif is_vm(machine):
         files = vms.files(plan, machine)
     else:
-        files = k3s.files(lab, plan, machine, tools.K3S.home, tools.COREDNS.bin, image.base_root())
+        files = cluster.files(lab, plan, machine)
     machines.prepare(lab, plan, machine, files)
     machines.boot(lab, plan, machine)
 
@@ -177,8 +176,9 @@ def grow(lab: Lab, args: argparse.Namespace) -> None:
     """A lab that is up gets the machines it lacks; to shrink it, take it down."""
     plan = Plan.load(lab)
     nodes, virtual = tuple(node_names(args.nodes)), tuple(vm_names(args.vms))
-    if args.k3s and not plan.k3s:
-        raise LabError("the lab is up without k3s: `make down` before K3S=1")
+    if args.cluster and args.cluster != plan.cluster:
+        option = f"{args.cluster.upper()}=1"
+        raise LabError(f"the lab is up without {args.cluster}: `make down` before {option}")
     if len(nodes) < len(plan.nodes):
         raise LabError(
             f"the lab has {len(plan.nodes)} nodes: `make down` before NODES={args.nodes}"
@@ -204,7 +204,7 @@ def grow(lab: Lab, args: argparse.Namespace) -> None:
                 make_machine(lab, grown, machine)
             for machine in new:
                 machines.wait_until_booted(lab, grown, machine)
-            if grown.k3s:
+            if grown.cluster:
                 cluster.start(lab, grown, new)
         grown.save(lab.plan_file)
     more = f", {len(virtual)} virtual machines" if virtual else ""
@@ -337,7 +337,12 @@ def parser() -> argparse.ArgumentParser:
         one = verb(name, action, text)
         one.add_argument("--nodes", type=int, default=3, help="how many, beside control (3)")
         one.add_argument("--underlay", default="", help="a private /24; found if not given")
-        one.add_argument("--k3s", action="store_true", help="a k3s cluster on the nodes")
+        kinds = one.add_mutually_exclusive_group()
+        for kind in tools.CLUSTERS:
+            text = f"a cluster on the nodes, by {kind}"
+            kinds.add_argument(
+                f"--{kind}", dest="cluster", action="store_const", const=kind, default="", help=text
+            )
         one.add_argument("--vms", type=int, default=0, help=VMS_HELP)
         if name == "up":
             one.add_argument("--playbook", help="run it on the lab once that stands")
@@ -350,7 +355,10 @@ def parser() -> argparse.ArgumentParser:
     cache = verb("cache", fill_cache, "build the tools and the base images, and stop there")
     cache.add_argument("--vms", type=int, default=0, help=VMS_HELP)
     verb("tools", build_tools, "build the Go tools alone, and say where they are").add_argument(
-        "tool", nargs="*", metavar="NAME", help="all that the lab needs if none is named; also k3s"
+        "tool",
+        nargs="*",
+        metavar="NAME",
+        help="all that the lab needs if none is named; also k3s, kubernetes",
     )
     verb("down", down, "remove every trace of the lab")
     one = verb("attend", attended, "do that when the program that called this ends")

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from typing import Sequence
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 BUSYBOX = "lab.invalid/busybox:1"
@@ -22,7 +23,7 @@ def image(name: str, busybox: bytes, machine: str) -> bytes:
     layer = _tar(
         {"bin/busybox": (busybox, 0o755)}, {f"bin/{applet}": "busybox" for applet in APPLETS}
     )
-    return _archive(name, layer, ["/bin/sleep", "2147483647"], machine)
+    return _archive([name], layer, ["/bin/sleep", "2147483647"], machine)
 
 
 def web_server(name: str, busybox: bytes, machine: str) -> bytes:
@@ -35,20 +36,28 @@ def web_server(name: str, busybox: bytes, machine: str) -> bytes:
 
 
 def coredns(program: bytes, machine: str) -> bytes:
-    return _archive(COREDNS, _tar({"coredns": (program, 0o755)}, {}), ["/coredns"], machine)
+    return _archive([COREDNS], _tar({"coredns": (program, 0o755)}, {}), ["/coredns"], machine)
 
 
-def _archive(name: str, layer: bytes, entrypoint: list[str], machine: str) -> bytes:
+def kubernetes(
+    tags: Sequence[str], files: dict[str, bytes], links: dict[str, str], machine: str
+) -> bytes:
+    """One for all components: whoever runs it says which."""
+    layer = _tar({path: (data, 0o755) for path, data in files.items()}, links)
+    return _archive(tags, layer, ["/usr/local/bin/kubectl"], machine)
+
+
+def _archive(tags: Sequence[str], layer: bytes, entrypoint: list[str], machine: str) -> bytes:
     """A docker archive, as `ctr images import` takes it."""
     config = json.dumps(
         {
             "architecture": ARCHITECTURES[machine],
             "os": "linux",
-            "config": {"Entrypoint": entrypoint, "Env": ["PATH=/bin"]},
+            "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/bin:/usr/sbin:/bin"]},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
         }
     ).encode()
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": list(tags), "Layers": ["layer.tar"]}]
     return _tar(
         {
             "config.json": (config, 0o644),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import k3s
 from .layout import CONTROL, Lab, Plan
+
+GROUPS = {
+    "k3s": ("k3s_server", "k3s_agent"),
+    "kubeadm": ("kubeadm_control_plane", "kubeadm_worker"),
+}
 
 
 def data(lab: Lab, plan: Plan) -> dict[str, Any]:
@@ -34,12 +38,13 @@ def data(lab: Lab, plan: Plan) -> dict[str, Any]:
 
 
 def _nodes(plan: Plan) -> dict[str, Any]:
-    """The groups of inventories/k3s, where there is a cluster."""
-    if not plan.k3s:
+    """The groups of inventories/k3s and inventories/kubeadm, where there is a cluster."""
+    if not plan.cluster:
         return {"headcni": {"hosts": list(plan.members)}}
+    first, others = GROUPS[plan.cluster]
     return {
-        "headcni": {"children": ["k3s"], "hosts": list(plan.vms)},
-        "k3s": {"children": ["k3s_server", "k3s_agent"]},
-        "k3s_server": {"hosts": [k3s.server(plan)]},
-        "k3s_agent": {"hosts": [node for node in plan.nodes if node != k3s.server(plan)]},
+        "headcni": {"children": [plan.cluster], "hosts": list(plan.vms)},
+        plan.cluster: {"children": [first, others]},
+        first: {"hosts": [plan.server]},
+        others: {"hosts": [node for node in plan.nodes if node != plan.server]},
     }

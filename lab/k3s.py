@@ -15,8 +15,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from . import images
-from .layout import CONTROL, Lab, Plan
+from . import images, kubelet
+from .layout import Lab, Plan
 
 # One program goes by many names, as in k3s' own releases.
 NAMES = ("containerd", "ctr", "crictl", "kubectl")
@@ -52,40 +52,11 @@ RestartSec=5s
 WantedBy=multi-user.target
 """
 
-# kubelet sets kernel parameters that are the whole machine's. A node of the lab shows it what it
-# wants to see, and the machine keeps its own. Its /dev/kmsg is empty, and not by a link to
-# /dev/null: to units with ProtectKernelLogs= that would be closed. Without INVOCATION_ID k3s does
-# not ask the node's systemd for cgroups: in a container that has none of the controllers.
-DROP_IN = """\
-[Service]
-ExecStartPre=/bin/sh /etc/lab/k3s-prepare
-ExecStart=
-ExecStart=/usr/bin/env -u INVOCATION_ID {home}/bin/k3s {role}
-"""
-PREPARE = """\
-set -e
-show() {
-    mkdir -p /run/lab-sysctl
-    [ "$(cat /proc/sys/$1)" = "$2" ] && return
-    file=/run/lab-sysctl/$(echo "$1" | tr / .)
-    echo "$2" > "$file"
-    mount --bind "$file" /proc/sys/$1
-}
-show vm/overcommit_memory 1
-show vm/panic_on_oom 0
-show kernel/panic 10
-show kernel/panic_on_oops 1
-show kernel/keys/root_maxkeys 1000000
-show kernel/keys/root_maxbytes 25000000
-[ -e /dev/kmsg ] || mknod -m 666 /dev/kmsg c 1 3
-"""
-KUBELET = """\
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-failCgroupV1: false
-cgroupDriver: cgroupfs
-imageGCHighThresholdPercent: 100
-evictionHard: {}
+# Without INVOCATION_ID k3s does not ask the node's systemd for cgroups: in a container that has
+# none of the controllers.
+DROP_IN = f"""\
+{kubelet.UNIT}ExecStart=
+ExecStart=/usr/bin/env -u INVOCATION_ID {HOME}/bin/k3s {{role}}
 """
 CONTAINERD = 'imports = ["/etc/lab/containerd.toml"]\n{{ template "base" . }}\n'
 CONTAINERD_LAB = """\
@@ -106,12 +77,8 @@ def pack(module: Path, home: Path) -> None:
         shutil.copyfile(module / "manifests" / name, home / "manifests" / name)
 
 
-def server(plan: Plan) -> str:
-    return plan.nodes[0]
-
-
 def unit(plan: Plan, machine: str) -> str:
-    return "k3s" if machine == server(plan) else "k3s-agent"
+    return "k3s" if machine == plan.server else "k3s-agent"
 
 
 def make_token(lab: Lab) -> None:
@@ -124,20 +91,18 @@ def files(
     lab: Lab, plan: Plan, machine: str, home: Path, coredns: Path, base: Path
 ) -> dict[str, bytes]:
     """What the node's own layer has of k3s; `home` is what was built, `base` the base image."""
-    if machine == CONTROL or not plan.k3s:
-        return {}
-    role = "server" if machine == server(plan) else "agent"
+    role = "server" if machine == plan.server else "agent"
     units = f"etc/systemd/system/{unit(plan, machine)}.service"
     state = "var/lib/rancher/k3s"
     found = {
         "etc/rancher/k3s/config.yaml": _config(lab, plan, machine),
         units: UNIT.format(home=HOME, role=role),
-        f"{units}.d/lab.conf": DROP_IN.format(home=HOME, role=role),
-        "etc/lab/k3s-prepare": PREPARE,
+        f"{units}.d/lab.conf": DROP_IN.format(role=role),
+        "etc/lab/kubelet-prepare": kubelet.PREPARE,
         "etc/lab/containerd.toml": CONTAINERD_LAB,
         "etc/profile.d/k3s.sh": f"PATH=$PATH:{HOME}/bin\n",
         f"{state}/agent/etc/containerd/config-v3.toml.tmpl": CONTAINERD,
-        f"{state}/agent/etc/kubelet.conf.d/10-lab.conf": KUBELET,
+        f"{state}/agent/etc/kubelet.conf.d/10-lab.conf": kubelet.CONFIG,
     }
     made = {path: text.encode() for path, text in found.items()}
     arch = platform.machine()
@@ -167,7 +132,7 @@ def _config(lab: Lab, plan: Plan, machine: str) -> str:
         f"token: {lab.k3s_token.read_text().strip()}",
         f"node-ip: {address}",
     ]
-    if machine == server(plan):
+    if machine == plan.server:
         lines += [
             "flannel-backend: none",
             "disable-network-policy: true",
@@ -175,6 +140,6 @@ def _config(lab: Lab, plan: Plan, machine: str) -> str:
             "disable: [servicelb, traefik, local-storage, metrics-server]",
         ]
     else:
-        lines.append(f"server: https://{plan.address(server(plan))}:6443")
+        lines.append(f"server: https://{plan.address(plan.server)}:6443")
     lines += ["snapshotter: native", f"pause-image: {images.BUSYBOX}"]
     return "\n".join(lines) + "\n"

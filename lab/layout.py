@@ -106,9 +106,22 @@ class Plan:
     underlay6: ipaddress.IPv6Network
     nodes: tuple[str, ...]
     tailscale_version: str
-    k3s: bool = False
+    cluster: str = ""  # what is on the nodes: k3s, kubeadm or nothing
     vms: tuple[str, ...] = ()
     accelerator: str = ""  # what runs the virtual machines: kvm or tcg
+
+    @property
+    def k3s(self) -> bool:
+        return self.cluster == "k3s"
+
+    @property
+    def kubeadm(self) -> bool:
+        return self.cluster == "kubeadm"
+
+    @property
+    def server(self) -> str:
+        """The node that the cluster's control plane is on."""
+        return self.nodes[0]
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -162,7 +175,7 @@ class Plan:
                 "underlay6": str(self.underlay6),
                 "nodes": list(self.nodes),
                 "tailscale_version": self.tailscale_version,
-                "k3s": self.k3s,
+                "cluster": self.cluster,
                 "vms": list(self.vms),
                 "accelerator": self.accelerator,
             },
@@ -183,7 +196,7 @@ class Plan:
             ipaddress.IPv6Network(known["underlay6"]),
             tuple(known["nodes"]),
             known["tailscale_version"],
-            known.get("k3s", False),
+            known.get("cluster", ""),
             tuple(known.get("vms", ())),
             known.get("accelerator", ""),
         )

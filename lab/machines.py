@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from . import image, network, tools, vms
+from . import image, kubeadm, network, tools, vms
 from .cgroups import Cgroup
 from .layout import CONTROL, Lab, LabError, Plan, is_vm
 from .run import run
@@ -34,6 +34,9 @@ def _programs(plan: Plan, machine: str) -> dict[Path, str]:
         found[tools.K3S.home] = "/opt/lab/k3s"
         for name in ("k3s", "kubectl"):  # where its installer puts them
             found[tools.K3S.bin / name] = f"/usr/local/bin/{name}"
+    if plan.kubeadm:
+        for name in kubeadm.ON_NODES:
+            found[tools.KUBERNETES.bin / name] = f"/usr/bin/{name}"
     return found
 
 

@@ -15,7 +15,7 @@ DISTRIBUTIONS = {"debian": (12, 13)}
 COLD_GIB, WARM_GIB = 10, 2
 
 
-def problems(lab: Lab, nodes: int, underlay: str, k3s: bool = False, virtual: int = 0) -> list[str]:
+def problems(lab: Lab, nodes: int, underlay: str, cluster: str = "", virtual: int = 0) -> list[str]:
     checks = (
         _root(),
         _python(),
@@ -23,12 +23,12 @@ def problems(lab: Lab, nodes: int, underlay: str, k3s: bool = False, virtual: in
         _machine(),
         _tun(),
         _overlay(),
-        _disk(lab, k3s, virtual),
-        _nodes(nodes, k3s),
-        _vms(lab, virtual, k3s),
+        _disk(lab, cluster, virtual),
+        _nodes(nodes, cluster),
+        _vms(lab, virtual, cluster),
         _underlay(lab, underlay),
-        _compiler(k3s),
-        _inotify(lab, nodes, k3s),
+        _compiler(cluster),
+        _inotify(lab, nodes, cluster),
     )
     return [problem for problem in checks if problem]
 
@@ -85,23 +85,23 @@ def _overlay() -> str | None:
     return "the kernel has no overlayfs, which the nodes' disks need: use a stock Debian kernel"
 
 
-def _compiler(k3s: bool) -> str | None:
-    if not k3s or tools.K3S.built or shutil.which("cc"):
+def _compiler(cluster: str) -> str | None:
+    if cluster != "k3s" or tools.K3S.built or shutil.which("cc"):
         return None
     return "k3s has C in it (SQLite): install a compiler first, `apt install gcc libc6-dev`"
 
 
-def _inotify(lab: Lab, nodes: int, k3s: bool) -> str | None:
+def _inotify(lab: Lab, nodes: int, cluster: str) -> str | None:
     """kubelet and containerd fail without a word of it where the machine has no more to give."""
-    if not k3s or lab.plan_file.exists():
+    if not cluster or lab.plan_file.exists():
         return None
     allowed = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     used, needed = _inotify_instances(), 16 + 20 * nodes
     if allowed - used >= needed:
         return None
     return (
-        f"the kernel allows root {allowed} inotify instances and {used} are in use, but k3s on "
-        f"{nodes} nodes needs {needed}: take other labs down, or "
+        f"the kernel allows root {allowed} inotify instances and {used} are in use, but {cluster} "
+        f"on {nodes} nodes needs {needed}: take other labs down, or "
         f"`sysctl fs.inotify.max_user_instances={max(512, used + 2 * needed)}`"
     )
 
@@ -119,8 +119,8 @@ def _inotify_instances() -> int:
     return count
 
 
-def _disk(lab: Lab, k3s: bool, virtual: int) -> str | None:
-    wanted = (*tools.ALL, tools.K3S) if k3s else tools.ALL
+def _disk(lab: Lab, cluster: str, virtual: int) -> str | None:
+    wanted = (*tools.ALL, *tools.CLUSTERS.get(cluster, ()))
     cold = bool(tools.missing(wanted)) or not image.base_root().exists()
     needed = (COLD_GIB if cold else WARM_GIB) + 2 * virtual
     for folder in {_existing(cache_dir()), _existing(lab.dir)}:
@@ -137,10 +137,12 @@ def _existing(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 
-def _nodes(nodes: int, k3s: bool) -> str | None:
+def _nodes(nodes: int, cluster: str) -> str | None:
     if not 1 <= nodes <= MOST_NODES:
         return f"NODES={nodes}: choose a number from 1 to {MOST_NODES}"
-    available, needed = _memory(), 0.6 + (0.15 + 0.5 * k3s) * nodes + 0.4 * k3s
+    available, needed = _memory(), 0.6 + 0.15 * nodes
+    if cluster:
+        needed += 0.5 * nodes + 0.4
     if available >= needed:
         return None
     return f"{available:.1f} GiB of memory are free, {nodes} nodes need {needed:.1f}: lower NODES"
@@ -152,7 +154,7 @@ def _memory() -> float:
     return next(int(n.split()[1]) for n in lines if n.startswith("MemAvailable")) / 2**20
 
 
-def _vms(lab: Lab, count: int, k3s: bool) -> str | None:
+def _vms(lab: Lab, count: int, cluster: str) -> str | None:
     if not count:
         return None
     if not 0 < count <= MOST_VMS:
@@ -160,8 +162,9 @@ def _vms(lab: Lab, count: int, k3s: bool) -> str | None:
     if platform.machine() not in image.KERNEL_PACKAGES:
         known = ", ".join(image.KERNEL_PACKAGES)
         return f"VMS={count}: virtual machines are made for {known}, this is {platform.machine()}"
-    if k3s:
-        return f"VMS={count} and K3S=1 do not go together: the cluster is on nodes only"
+    if cluster:
+        option = f"{cluster.upper()}=1"
+        return f"VMS={count} and {option} do not go together: the cluster is on nodes only"
     started = sum(lab.node_dir(name).exists() for name in vm_names(count))
     available, needed = _memory(), 0.6 + vms.NEEDED_GIB * (count - started)
     if available >= needed:

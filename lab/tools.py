@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from . import k3s, mirror
+from . import k3s, kubeadm, mirror
 from .cgroups import Cgroup
 from .layout import CHECKOUT, Lab, LabError, cache_dir
 from .locks import locked
@@ -85,21 +85,22 @@ class Tool:
 
     def stamps(self) -> dict[str, str]:
         """The variables that tell a program its own version, which the module proxy does not."""
-        if self.name != "k3s":
-            version = tailscale_version()
-            return {f"tailscale.com/version.{kind}Stamp": version for kind in ("long", "short")}
-        version = k3s_version()
-        return {
-            "github.com/k3s-io/k3s/pkg/version.Version": version,
-            # It insists on the Go that Kubernetes releases are built with, and takes our word.
-            "github.com/k3s-io/k3s/pkg/version.UpstreamGolang": go_version(find_go()),
-            "k8s.io/client-go/pkg/version.gitVersion": version,
-            "k8s.io/component-base/version.gitVersion": version,
-            "github.com/containerd/containerd/v2/version.Version": self.replaced(
-                "github.com/containerd/containerd/v2"
-            ),
-            "sigs.k8s.io/cri-tools/pkg/version.Version": self.replaced("sigs.k8s.io/cri-tools"),
-        }
+        if self.name == "k3s":
+            version = k3s_version()
+            return {
+                "github.com/k3s-io/k3s/pkg/version.Version": version,
+                # It insists on the Go that Kubernetes releases are built with, and takes our word.
+                "github.com/k3s-io/k3s/pkg/version.UpstreamGolang": go_version(find_go()),
+                **_kubernetes_stamps(version),
+                "github.com/containerd/containerd/v2/version.Version": self.replaced(
+                    "github.com/containerd/containerd/v2"
+                ),
+                "sigs.k8s.io/cri-tools/pkg/version.Version": self.replaced("sigs.k8s.io/cri-tools"),
+            }
+        if self.name == "kubernetes":
+            return _kubernetes_stamps(kubernetes_version())
+        version = tailscale_version()
+        return {f"tailscale.com/version.{kind}Stamp": version for kind in ("long", "short")}
 
     def replaced(self, module: str) -> str:
         """The version of what stands in for a module."""
@@ -132,8 +133,10 @@ COREDNS = Tool("coredns")  # what k3s would fetch; of the same version as in its
 HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
 FLANNEL = Tool("flannel")  # the CNI plugin that k3s' own flannel calls
 CRITEST = Tool("critest")
-CLUSTER = (K3S, COREDNS)
-ON_DEMAND = (*CLUSTER, HEADSCALE_OLD, FLANNEL, CRITEST)
+KUBERNETES = Tool("kubernetes")  # and kubeadm and etcd, in one program: seven minutes
+# What each kind of cluster runs on; the first has a kubectl.
+CLUSTERS = {"k3s": (K3S, COREDNS), "kubeadm": (KUBERNETES, COREDNS)}
+ON_DEMAND = (K3S, KUBERNETES, COREDNS, HEADSCALE_OLD, FLANNEL, CRITEST)
 
 
 def tailscale_version() -> str:
@@ -143,6 +146,17 @@ def tailscale_version() -> str:
 def k3s_version() -> str:
     """As its releases are called, v1.35.0+k3s3: from the Kubernetes that it is built with."""
     return K3S.replaced("k8s.io/kubernetes").replace("-k3s", "+k3s")
+
+
+def kubernetes_version() -> str:
+    return f"v{KUBERNETES.pinned('k8s.io/kubernetes')}"
+
+
+def _kubernetes_stamps(version: str) -> dict[str, str]:
+    return {
+        f"k8s.io/{module}.gitVersion": version
+        for module in ("client-go/pkg/version", "component-base/version")
+    }
 
 
 def missing(wanted: Sequence[Tool] = ALL) -> list[Tool]:
@@ -212,6 +226,8 @@ def _build(lab: Lab, tool: Tool, progress: Step) -> None:
         mirror.pack(tailscale_version(), tool.module_dir("tailscale.com"), target)
     elif tool is K3S:
         k3s.pack(tool.module_dir("github.com/k3s-io/k3s"), target)
+    elif tool is KUBERNETES:
+        kubeadm.pack(target)
     target.rename(tool.home)
 
 

@@ -8,12 +8,11 @@ import urllib.request
 
 import pytest
 from cri_pods import CRICTL
-from images import image
 from lab_command import CHECKOUT, LabCommand
 
+from lab import kubelet
 from lab.image import base_root
-
-BUSYBOX = "lab.invalid/busybox:1"
+from lab.images import BUSYBOX, image
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +90,12 @@ def containerd(runtime):
     """Debian's containerd on node1. What the lab's sandbox needs is set here, and only here."""
     archive = image(BUSYBOX, (base_root() / "bin/busybox").read_bytes(), platform.machine())
     runtime.write("node1", "/root/busybox.tar", archive)
-    runtime.write("node1", "/etc/containerd/config.toml", CONTAINERD.encode())
-    runtime.write("node1", "/etc/systemd/system/containerd.service.d/lab.conf", UNIT.encode())
+    runtime.write("node1", "/etc/containerd/config.toml", kubelet.CONTAINERD.encode())
+    runtime.write(
+        "node1",
+        "/etc/systemd/system/containerd.service.d/lab.conf",
+        kubelet.CONTAINERD_UNIT.encode(),
+    )
     runtime.write(
         "node1", "/etc/crictl.yaml", b"runtime-endpoint: unix:///run/containerd/containerd.sock\n"
     )
@@ -123,15 +126,3 @@ def cri(containerd):
         f"{CRICTL} rmp -fa; rm -f /etc/cni/net.d/10-headcni.conflist; ip link del headcni0",
         check=False,
     )
-
-
-CONTAINERD = f"""\
-version = 2
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{BUSYBOX}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-"""
-UNIT = "[Service]\nOOMScoreAdjust=0\nLimitNPROC=\nLimitCORE=\nLimitNOFILE=\n"

@@ -11,7 +11,7 @@ from io import BytesIO
 
 import pytest
 
-from lab import inventory, k3s, preflight, tools
+from lab import cluster, inventory, k3s, preflight, tools
 from lab.images import BUSYBOX, COREDNS, image, web_server
 from lab.layout import Lab, Plan
 
@@ -20,13 +20,13 @@ PLAN = Plan(
     ipaddress.IPv6Network("fd09::/64"),
     ("node1", "node2"),
     "1.0",
-    k3s=True,
+    cluster="k3s",
 )
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Of a machine, for a plan."""
+    """Of a machine."""
     lab = Lab("abcde", tmp_path / "lab")
     lab.dir.mkdir()
     k3s.make_token(lab)
@@ -41,7 +41,7 @@ def files(tmp_path):
     (home / "coredns").write_bytes(b"coredns")
     (base / "bin").mkdir(parents=True)
     (base / "bin" / "busybox").write_bytes(b"busybox")
-    return lambda machine, plan=PLAN: k3s.files(lab, plan, machine, home, home, base)
+    return lambda machine: k3s.files(lab, PLAN, machine, home, home, base)
 
 
 def config(found: dict[str, bytes]) -> dict[str, str]:
@@ -76,11 +76,11 @@ def test_what_is_only_the_labs_is_called_so(files):
             assert "lab" in path, path
 
 
-def test_without_a_cluster_there_is_nothing(files, tmp_path):
-    assert files("node1", replace(PLAN, k3s=False)) == {}
-    assert files("control") == {}
+def test_without_a_cluster_there_is_nothing(tmp_path):
     lab = Lab("abcde", tmp_path)
-    assert "k3s" not in inventory.data(lab, replace(PLAN, k3s=False))
+    assert cluster.files(lab, replace(PLAN, cluster=""), "node1") == {}
+    assert cluster.files(lab, PLAN, "control") == {}
+    assert "k3s" not in inventory.data(lab, replace(PLAN, cluster=""))
     known = inventory.data(lab, PLAN)
     assert known["k3s_server"] == {"hosts": ["node1"]}
     assert known["k3s_agent"] == {"hosts": ["node2"]}
@@ -97,9 +97,9 @@ def test_a_plan_remembers_its_cluster_and_an_older_one_has_none(tmp_path):
     PLAN.save(lab.plan_file)
     assert Plan.load(lab) == PLAN
     known = json.loads(lab.plan_file.read_text())
-    del known["k3s"]
+    del known["cluster"]
     lab.plan_file.write_text(json.dumps(known))
-    assert Plan.load(lab) == replace(PLAN, k3s=False)
+    assert Plan.load(lab) == replace(PLAN, cluster="")
 
 
 def unpacked(archive: bytes):
@@ -143,7 +143,7 @@ def test_a_machine_without_inotify_instances_to_spare_is_told_before_anything_is
     with open("/proc/sys/fs/inotify/max_user_instances") as file:
         in_use = int(file.read()) - 128 + used
     monkeypatch.setattr(preflight, "_inotify_instances", lambda: in_use)
-    problem = preflight._inotify(Lab("abcde", tmp_path), 3, True)
+    problem = preflight._inotify(Lab("abcde", tmp_path), 3, "k3s")
     assert bool(problem) == missing
     assert not missing or "fs.inotify.max_user_instances=" in problem
-    assert preflight._inotify(Lab("abcde", tmp_path), 3, False) is None
+    assert preflight._inotify(Lab("abcde", tmp_path), 3, "") is None

@@ -1,0 +1,161 @@
+"""Kubernetes on the lab's nodes, by kubeadm: node1 is the control plane, the others join it.
+
+It is set up as kubeadm and the packages of Kubernetes do it: kubelet is a unit, the control plane
+is static pods, kube-proxy and CoreDNS are pods, and all of it runs on Debian's containerd. No
+network for pods is put on it: nodes are not Ready until somebody gives them one. What only a node
+within a container needs is in a drop-in and in files named lab, and nowhere else.
+
+`pack` runs once, after the build; `files` are what a node boots with.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from . import images, kubelet
+from .layout import Plan
+from .run import run
+
+# One program goes by many names.
+COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler")
+ON_NODES = ("kubeadm", "kubectl", "kubelet")  # what its packages put in /usr/bin
+POD_SUBNET = "10.56.0.0/16"
+IMAGES = "etc/lab/images"
+
+# Of its checks only the one that wants cgroup v2.
+PASS_OVER = ("--ignore-preflight-errors=SystemVerification",)
+INIT = ("kubeadm", "init", "--config=/etc/lab/kubeadm.yaml", *PASS_OVER)
+# As it says itself when it is done, so that root's kubectl needs no options.
+AFTER_INIT = "mkdir -p /root/.kube && ln -sf /etc/kubernetes/admin.conf /root/.kube/config"
+HOW_TO_JOIN = ("kubeadm", "token", "create", "--print-join-command")
+
+# These two as its packages have them.
+UNIT = """\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+StartLimitInterval=0
+RestartSec=10
+
+[Install]
+WantedBy=multi-user.target
+"""
+DROP_IN = """\
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+--kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS \
+$KUBELET_EXTRA_ARGS
+"""
+LAB_DROP_IN = f"""\
+{kubelet.UNIT}Environment="KUBELET_EXTRA_ARGS=--config-dir=/etc/lab/kubelet.conf.d"
+"""
+CONTAINERD = 'version = 2\nimports = ["/etc/lab/containerd.toml"]\n'
+# Images are the lab's, pods may be on the control plane too, and kube-proxy leaves alone what is
+# the whole machine's.
+CONFIG = f"""\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint:
+  advertiseAddress: {{address}}
+nodeRegistration:
+  imagePullPolicy: Never
+  taints: []
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: {{version}}
+imageRepository: lab.invalid
+networking:
+  podSubnet: {POD_SUBNET}
+dns:
+  imageTag: "1"
+etcd:
+  local:
+    imageTag: "1"
+---
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+conntrack:
+  maxPerCore: 0
+  tcpEstablishedTimeout: 0s
+  tcpCloseWaitTimeout: 0s
+"""
+IPTABLES = "usr/sbin/xtables-nft-multi"
+
+
+def pack(home: Path) -> None:
+    for name in (*COMPONENTS, "etcd", *ON_NODES):
+        (home / "bin" / name).symlink_to("kubernetes")
+
+
+def files(
+    plan: Plan, machine: str, version: str, built: Path, coredns: Path, base: Path
+) -> dict[str, bytes]:
+    """What the node's own layer has of Kubernetes; `built` is where its program is."""
+    units = "usr/lib/systemd/system/kubelet.service"
+    found = {
+        "etc/sysctl.d/k8s.conf": "net.ipv4.ip_forward = 1\n",  # it asks for that
+        units: UNIT,
+        f"{units}.d/10-kubeadm.conf": DROP_IN,
+        "etc/systemd/system/kubelet.service.d/lab.conf": LAB_DROP_IN,
+        "etc/lab/kubelet-prepare": kubelet.PREPARE,
+        "etc/lab/kubelet.conf.d/10-lab.conf": kubelet.CONFIG,
+        "etc/containerd/config.toml": CONTAINERD,
+        "etc/lab/containerd.toml": kubelet.CONTAINERD,
+        "etc/systemd/system/containerd.service.d/lab.conf": kubelet.CONTAINERD_UNIT,
+        "etc/crictl.yaml": "runtime-endpoint: unix:///run/containerd/containerd.sock\n",
+    }
+    if machine == plan.server:
+        address = plan.address(machine)
+        found["etc/lab/kubeadm.yaml"] = CONFIG.format(address=address, version=version)
+    made = {path: text.encode() for path, text in found.items()}
+    arch = platform.machine()
+    for name, content in (
+        ("busybox", images.image(images.BUSYBOX, (base / "bin/busybox").read_bytes(), arch)),
+        ("coredns", images.coredns((coredns / "coredns").read_bytes(), arch)),
+        ("kubernetes", _image((built / "kubernetes").read_bytes(), version, base, arch)),
+    ):
+        made[f"{IMAGES}/{name}.tar"] = content
+    return made
+
+
+def _image(program: bytes, version: str, base: Path, arch: str) -> bytes:
+    """Of all components, and of Debian's iptables, which kube-proxy works with."""
+    tags = [f"lab.invalid/{name}:{version}" for name in COMPONENTS]
+    held = {"usr/local/bin/kubernetes": program}
+    for path in (IPTABLES, *_libraries(base, IPTABLES)):
+        held[path] = _seen_in(base, path).read_bytes()
+    links = {f"usr/local/bin/{name}": "kubernetes" for name in (*COMPONENTS, "etcd")}
+    for name in ("iptables", "ip6tables"):
+        for what in ("", "-save", "-restore"):
+            links[f"usr/sbin/{name}{what}"] = "xtables-nft-multi"
+    return images.kubernetes([*tags, "lab.invalid/etcd:1"], held, links, arch)
+
+
+def _seen_in(base: Path, path: str) -> Path:
+    """Links lead to where they do in the image, absolute ones too."""
+    found = base / path
+    while found.is_symlink():
+        target = os.readlink(found)
+        found = base / target[1:] if target.startswith("/") else found.parent / target
+    return found
+
+
+def _libraries(base: Path, program: str) -> list[str]:
+    """What it is linked with, and what iptables loads for its matches and targets."""
+    said = run("chroot", base, "ldd", f"/{program}").stdout
+    linked = [word.lstrip("/") for word in said.split() if word.startswith("/")]
+    loaded = base.glob("usr/lib/*/xtables/*.so")
+    return [*linked, *(str(path.relative_to(base)) for path in loaded)]
