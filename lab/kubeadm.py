@@ -135,7 +135,7 @@ def _image(program: bytes, version: str, base: Path, arch: str) -> bytes:
     """Of all components, and of Debian's iptables, which kube-proxy works with."""
     tags = [f"lab.invalid/{name}:{version}" for name in COMPONENTS]
     held = {"usr/local/bin/kubernetes": program}
-    for path in (IPTABLES, *_libraries(base, IPTABLES)):
+    for path in _programs(base):
         held[path] = _seen_in(base, path).read_bytes()
     links = {f"usr/local/bin/{name}": "kubernetes" for name in (*COMPONENTS, "etcd")}
     for name in ("iptables", "ip6tables"):
@@ -153,9 +153,11 @@ def _seen_in(base: Path, path: str) -> Path:
     return found
 
 
-def _libraries(base: Path, program: str) -> list[str]:
-    """What it is linked with, and what iptables loads for its matches and targets."""
-    said = run("chroot", base, "ldd", f"/{program}").stdout
-    linked = [word.lstrip("/") for word in said.split() if word.startswith("/")]
-    loaded = base.glob("usr/lib/*/xtables/*.so")
-    return [*linked, *(str(path.relative_to(base)) for path in loaded)]
+def _programs(base: Path) -> list[str]:
+    """iptables, what it loads for its matches and targets, and what all of them are linked with."""
+    loaded = (f"/{path.relative_to(base)}" for path in base.glob("usr/lib/*/xtables/*.so"))
+    found = [f"/{IPTABLES}", *loaded]
+    # Each name with a colon, and below it the paths of its libraries.
+    said = run("chroot", base, "ldd", *found).stdout
+    linked = (word for word in said.split() if word.startswith("/") and not word.endswith(":"))
+    return [path[1:] for path in dict.fromkeys((*found, *linked))]

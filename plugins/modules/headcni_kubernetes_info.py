@@ -116,9 +116,9 @@ def main() -> None:
         found["pod_cidrs"] = pod_cidrs(kubectl, name, module.params["timeout"])
     except kubernetes.KubectlError as wrong:
         module.fail_json(
-            msg=f"Kubernetes does not say which pod CIDR {name} has: {wrong}. See that k3s runs on "
-            "this node and on its server; where Kubernetes calls the node by another name, set "
-            "headcni_node_name"
+            msg=f"Kubernetes does not say which pod CIDR {name} has: {wrong}. See that kubelet, or "
+            "k3s, runs on this node and the API server on its own; where Kubernetes calls the node "
+            "by another name, set headcni_node_name"
         )
     problem = ""
     if not found["pod_cidrs"]:

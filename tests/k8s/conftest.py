@@ -1,7 +1,12 @@
-"""A k3s cluster on the lab, one server, one agent, and HeadCNI put on it by site.yml."""
+"""A cluster on the lab, one server and one other node, and HeadCNI put on it by site.yml.
+
+HEADCNI_CLUSTER=kubeadm makes it Kubernetes as kubeadm sets it up; otherwise it is k3s. Some tests
+are for one of them alone.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,11 @@ from k8s_cluster import NODES, made
 from lab_command import CHECKOUT
 
 HERE = Path(__file__).parent
+KIND = os.environ.get("HEADCNI_CLUSTER", "k3s")
+collect_ignore = {
+    "k3s": ["test_kubeadm.py"],
+    "kubeadm": ["test_pod_watcher.py"],
+}[KIND]
 
 
 def pytest_collection_modifyitems(items):
@@ -20,19 +30,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def bare_cluster():
-    """k3s as it is before anybody gave its pods a network."""
-    with made("k8s") as cluster:
+    """As it is before anybody gave its pods a network."""
+    with made(f"k8s-{KIND}", kind=KIND) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def ready_before(bare_cluster):
     """How Ready each node was before it had a conflist."""
-    found = {}
-    for node in NODES:
-        conditions = bare_cluster.get("node", node)["status"]["conditions"]
-        (found[node],) = [one for one in conditions if one["type"] == "Ready"]
-    return found
+    return bare_cluster.ready_conditions()
 
 
 @pytest.fixture(scope="session")

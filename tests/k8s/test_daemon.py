@@ -1,4 +1,4 @@
-"""headcni-daemon on nodes of k3s, as site.yml set it up: it watches and mends its pods."""
+"""headcni-daemon on nodes of a cluster, as site.yml set it up: it watches and mends its pods."""
 
 from __future__ import annotations
 

@@ -67,8 +67,6 @@ def test_a_drained_cluster_is_left_without_a_trace_and_may_be_taken_again(cluste
         cluster.kubectl("uncordon", node)
     cluster.apply(deployment("again", 2, container=serving()))
     pods = {one["metadata"]["name"]: one for one in cluster.until_pods("again", 2)}
-    for source in pods:
-        for target, pod in pods.items():
-            assert cluster.http(source, pod["status"]["podIP"]) == target, (source, target)
+    cluster.everyone_reaches_everyone(pods)
     cluster.kubectl("delete", "deployment/again")
     until(lambda: not cluster.all("pods", "-l", "app=again"))

@@ -1,4 +1,4 @@
-"""A lab with k3s on it, and what tests ask of it."""
+"""A lab with a cluster on it, by k3s or by kubeadm, and what tests ask of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from site_run import Site
 
-from lab import tools
+from lab import kubeadm, tools
 from lab.images import BUSYBOX
 from lab.layout import Lab
 
@@ -36,13 +36,51 @@ def until(wanted: Callable[[], Any], seconds: float = 90.0, what: str = "it") ->
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What differs from one kind of cluster to another."""
+
+    name: str
+    pods_range: str
+    units: tuple[str, str]  # what runs pods, on each of NODES
+    crictl: str  # kubectl needs the API server; a node's own containerd does not
+    stop_api_server: str  # on node1
+    start_api_server: str
+
+
+MANIFEST = "kube-apiserver.yaml"
+KINDS = {
+    one.name: one
+    for one in (
+        Kind(
+            "k3s",
+            "10.42.0.0/16",
+            ("k3s", "k3s-agent"),
+            "/opt/lab/k3s/bin/crictl -r unix:///run/k3s/containerd/containerd.sock",
+            "systemctl stop k3s",
+            "systemctl start k3s",
+        ),
+        Kind(
+            "kubeadm",
+            kubeadm.POD_SUBNET,
+            ("kubelet", "kubelet"),
+            "/opt/lab/cri/crictl",
+            f"mv /etc/kubernetes/manifests/{MANIFEST} /root",
+            f"mv /root/{MANIFEST} /etc/kubernetes/manifests",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Cluster(LabCommand):
-    """The lab with k3s, and kubectl."""
+    """The lab with its cluster, and kubectl."""
+
+    kind: Kind = KINDS["k3s"]
 
     def kubectl(self, *words: str, check: bool = True, stdin: str = "") -> str:
         env = {**os.environ, "KUBECONFIG": str(Lab.named(self.name).kubeconfig), "HOME": "/"}
         done = subprocess.run(
-            [tools.K3S.bin / "kubectl", *words],
+            [tools.CLUSTERS[self.kind.name][0].bin / "kubectl", *words],
             env=env,
             input=stdin,
             capture_output=True,
@@ -75,6 +113,14 @@ class Cluster(LabCommand):
     def is_ready(self, node: str) -> bool:
         conditions = self.get("node", node)["status"]["conditions"]
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def ready_conditions(self) -> dict[str, Any]:
+        """How Ready each node says it is, and why."""
+        found = {}
+        for node in NODES:
+            conditions = self.get("node", node)["status"]["conditions"]
+            (found[node],) = [one for one in conditions if one["type"] == "Ready"]
+        return found
 
     def until_ready(self, seconds: float = 120) -> None:
         for node in NODES:
@@ -116,6 +162,12 @@ class Cluster(LabCommand):
         said = self.exec(name, f"{get(address, port)}", check=False).strip()
         return said.splitlines()[-1] if "200 OK" in said else ""
 
+    def everyone_reaches_everyone(self, pods: dict[str, dict[str, Any]]) -> None:
+        """Each of the pods, which serve, gets the name of each by its address, its own too."""
+        for source in pods:
+            for target, pod in pods.items():
+                assert self.http(source, pod["status"]["podIP"]) == target, (source, target)
+
     def attachments(self, node: str) -> dict[str, str]:
         """What the node's store knows: pod → host interface."""
         rows = self._store(node, "select pod_name, host_ifname from attachment")
@@ -131,6 +183,16 @@ class Cluster(LabCommand):
             f"[print(*row) for row in db.execute('{query}')]"
         )
         return self.on(node, f'python3 -c "{program}"').splitlines()
+
+
+def reached(ask: Callable[[], str], wanted: set[str], tries: int = 40) -> None:
+    """Every try is answered, and in the end each of the servers has answered."""
+    seen = set()
+    for _ in range(tries):
+        seen.add(ask())
+        if seen == wanted:
+            return
+    raise AssertionError(f"{seen} answered, not {wanted}")
 
 
 def get(address: str, port: int) -> str:
@@ -204,14 +266,15 @@ def is_ready(found: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def made(name: str, *options: str) -> Iterator[Cluster]:
-    """A lab with k3s on it, for as long as it is needed; nothing of it is left."""
-    if tools.missing(tools.CLUSTER):
-        pytest.skip("k3s is not built: `python3 -m lab tools k3s coredns`, some 15 minutes")
-    cluster = Cluster(name)
+def made(name: str, *options: str, kind: str = "k3s") -> Iterator[Cluster]:
+    """A lab with a cluster on it, for as long as it is needed; nothing of it is left."""
+    if absent := tools.missing(tools.CLUSTERS[kind]):
+        names = " ".join(tool.name for tool in absent)
+        pytest.skip(f"{names}: not built; `python3 -m lab tools {names}`, some 15 minutes")
+    cluster = Cluster(name, kind=KINDS[kind])
     cluster("down")
     before = cluster.listing()
-    cluster("up", "--nodes", str(len(NODES)), "--k3s", *options)
+    cluster("up", "--nodes", str(len(NODES)), f"--{kind}", *options)
     try:
         yield cluster
     finally:

@@ -1,4 +1,4 @@
-"""k3s on the lab, and HeadCNI as the network of its pods, as site.yml makes it."""
+"""A cluster on the lab, and HeadCNI as the network of its pods, as site.yml makes it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_a_node_without_a_conflist_is_not_ready_and_with_ours_it_is(ready_before
     assert all(cluster.is_ready(node) for node in NODES)
 
 
-def test_each_node_has_the_pod_cidr_that_k3s_gave_it(cluster):
+def test_each_node_has_the_pod_cidr_that_kubernetes_gave_it(cluster):
     for node in NODES:
         given = cluster.get("node", node)["spec"]["podCIDRs"]
         (plugin,) = json.loads(cluster.on(node, "cat /etc/cni/net.d/10-headcni.conflist"))[
             "plugins"
         ]
         assert plugin["pod_cidr"] == given
-        assert plugin["cluster_cidr"] == ["10.42.0.0/16"]
+        assert plugin["cluster_cidr"] == [cluster.kind.pods_range]
 
 
 def test_verify_yml_is_green_and_site_yml_run_again_changes_nothing(cluster):
@@ -49,9 +49,7 @@ def test_pods_have_addresses_of_their_nodes_range_and_reach_each_other(cluster):
     for pod in pods.values():
         cidr = cluster.get("node", pod["spec"]["nodeName"])["spec"]["podCIDR"]
         assert pod["status"]["podIP"].rpartition(".")[0] == cidr.rpartition(".")[0]
-    for source in pods:
-        for target, pod in pods.items():
-            assert cluster.http(source, pod["status"]["podIP"]) == target, (source, target)
+    cluster.everyone_reaches_everyone(pods)
     for name in pods:
         cluster.delete_pod(name)
     until(lambda: not any(set(cluster.attachments(node)) & set(pods) for node in NODES))
