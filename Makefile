@@ -88,7 +88,7 @@ test-headscale-old: cache .venv/ready ## modules and site.yml at a real Headscal
 
 .PHONY: test-lab
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
-	$(call pytest,tests/lab)
+	$(call pytest,tests/lab --ignore tests/lab/test_runtimes.py)
 
 .PHONY: test-outages
 test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
