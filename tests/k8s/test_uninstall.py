@@ -43,11 +43,16 @@ def drained(cluster):
 
 
 def test_it_refuses_while_pods_use_the_network(cluster):
-    cluster.run_pod("tenant", "node2")
+    """Each node that has some: one without would go."""
+    for node in NODES:
+        cluster.run_pod(f"tenant-{node}", node)
     refused = cluster.site()(playbook=UNINSTALL, check=False)
-    assert refused.code != 0 and "tenant" in refused.failures("node2")
+    assert refused.code != 0
+    for node in NODES:
+        assert f"tenant-{node}" in refused.failures(node)
     assert all(cluster.is_ready(node) for node in NODES)
-    cluster.delete_pod("tenant")
+    for node in NODES:
+        cluster.delete_pod(f"tenant-{node}")
 
 
 def test_a_drained_cluster_is_left_without_a_trace_and_may_be_taken_again(cluster, drained):
