@@ -93,6 +93,20 @@ def pod_cidrs_of(path: str = PATH) -> list[str]:
     return [line.strip(' -"') for line in listed]
 
 
+def cidr_change(cidrs: Sequence[podcidr.Network], path: str = PATH) -> str:
+    """What is wrong with these as the node's pod CIDRs, if it has others; "" if it has not. Pods
+    keep their addresses, at which nobody would reach them, and Headscale the former route."""
+    own = {str(one) for one in cidrs}
+    gone = [one for one in pod_cidrs_of(path) if one not in own]
+    if not gone:
+        return ""
+    return (
+        f"this node has {', '.join(gone)}, and {podcidr.join(cidrs)} is asked for: "
+        "change it with playbooks/change_pod_cidr.yml, which says what that means for its pods; "
+        "or keep it by headcni_node_pod_cidr"
+    )
+
+
 def ask(new: str, old: str | None, release: str = RELEASE, python: str = PYTHON) -> Answer:
     """Let the release's own code read both."""
     said = _asked(_ASK, json.dumps([old, new]), release, python)

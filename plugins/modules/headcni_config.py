@@ -13,6 +13,8 @@ description:
     file before it takes the place of the old one, in one step; every mistake is named at once.
   - Finds this node's pod CIDR, as the daemon would, and writes it down in the file, so that the
     daemon, the conflist and the approval at Headscale can never have different ones.
+  - A node that has another pod CIDR already keeps it. That is refused, as the pods that run would
+    be cut off.
   - Tells which keys changed, and whether a reload of the daemon is enough for that.
 author:
   - The HeadCNI authors (@headcni)
@@ -24,7 +26,8 @@ options:
     type: dict
     default: {}
   path:
-    description: The file.
+    description: The file. One that ends in C(.next) is the file to come; the pod CIDR that the node
+      has is in the one without that.
     type: path
     default: /etc/headcni/config.yaml
   release:
@@ -35,6 +38,16 @@ options:
     description:
       - Whether to fail if nobody said what this node's pod CIDR is, rather than to warn and take
         a guess by the host's name.
+    type: bool
+    default: false
+  may_change_pod_cidr:
+    description: Whether the node may get another pod CIDR than it has. Only
+      C(playbooks/change_pod_cidr.yml) does all that this takes.
+    type: bool
+    default: false
+  only_pod_cidr:
+    description: Whether to see to the pod CIDR alone, and to write nothing. For a playbook that
+      is to stop before its first change, not when it comes to the configuration.
     type: bool
     default: false
 attributes:
@@ -71,15 +84,15 @@ changed_keys:
   description: Keys whose value is another now, as paths such as C(logging.level).
   type: list
   elements: str
-  returned: success
+  returned: success, unless O(only_pod_cidr)
 needs_restart:
   description: Whether a daemon that runs must be restarted for that.
   type: bool
-  returned: success
+  returned: success, unless O(only_pod_cidr)
 needs_reload:
   description: Whether a reload of it is enough.
   type: bool
-  returned: success
+  returned: success, unless O(only_pod_cidr)
 pod_cidrs:
   description: This node's pod CIDRs, one, or one of each family.
   type: list
@@ -109,7 +122,8 @@ mode:
   type: str
   returned: success
 validated:
-  description: Whether the release checked the file. Only check mode on a fresh node does without.
+  description: Whether the release checked the file. Check mode on a fresh node does without, and
+    O(only_pod_cidr).
   type: bool
   returned: success
 """
@@ -120,6 +134,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config, podcidr
 
 DAEMON = "headcni-daemon.service"
+STAGED = ".next"
 
 
 def main() -> None:
@@ -129,6 +144,8 @@ def main() -> None:
             "path": {"type": "path", "default": node_config.PATH},
             "release": {"type": "path", "default": node_config.RELEASE},
             "require_pod_cidr": {"type": "bool", "default": False},
+            "may_change_pod_cidr": {"type": "bool", "default": False},
+            "only_pod_cidr": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -150,6 +167,11 @@ def configure(module: AnsibleModule) -> dict:
     found = node_config.resolved(config, os.environ)
     if found.guessed:
         refuse_or_warn(module, found)
+    change = node_config.cidr_change(found.cidrs, in_force(path))
+    if change and not given["may_change_pod_cidr"]:
+        raise node_config.ConfigError(f"network.podCIDR.nodeLocal: {change}")
+    if given["only_pod_cidr"]:
+        return {"changed": False, **told(config, found), "validated": False}
     text = node_config.render(node_config.pinned(config, found))
     old = node_config.read(path)
     answer = node_config.Answer((), (), ())
@@ -171,12 +193,7 @@ def configure(module: AnsibleModule) -> dict:
         "changed_keys": sorted((*answer.reload, *answer.restart)),
         "needs_restart": restart,
         "needs_reload": bool(answer.reload),
-        "pod_cidrs": [str(cidr) for cidr in found.cidrs],
-        "pod_cidr_source": found.source,
-        "pod_cidr_guessed": found.guessed,
-        "considered": found.as_dict()["considered"],
-        "cluster_cidrs": node_config.cluster_cidrs(config, found.cidrs),
-        "mode": (config.get("tailscale") or {}).get("mode", "host"),
+        **told(config, found),
         "validated": has_release,
         "diff": {
             "before_header": path,
@@ -185,6 +202,22 @@ def configure(module: AnsibleModule) -> dict:
             "after": node_config.redacted(text),
         },
     }
+
+
+def told(config: dict, found: podcidr.Resolution) -> dict:
+    return {
+        "pod_cidrs": [str(cidr) for cidr in found.cidrs],
+        "pod_cidr_source": found.source,
+        "pod_cidr_guessed": found.guessed,
+        "considered": found.as_dict()["considered"],
+        "cluster_cidrs": node_config.cluster_cidrs(config, found.cidrs),
+        "mode": (config.get("tailscale") or {}).get("mode", "host"),
+    }
+
+
+def in_force(path: str) -> str:
+    """The file that the daemon reads, of one that may be staged to take its place."""
+    return path[: -len(STAGED)] if path.endswith(STAGED) else path
 
 
 def owes_a_restart(path: str) -> bool:

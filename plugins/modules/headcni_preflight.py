@@ -403,14 +403,10 @@ def mode(config: dict) -> list[str]:
 
 def former_cidrs(cidrs, given: dict) -> list[str]:
     """Nor is it enough to give pods' addresses to another node: somebody may have them."""
-    own = {str(one) for one in cidrs}
-    gone = [one for one in node_config.pod_cidrs_of(node_config.PATH) if one not in own]
-    if not gone or given["may_change_pod_cidr"] or given["awaits_pod_cidr"]:
+    if given["may_change_pod_cidr"] or given["awaits_pod_cidr"]:
         return []
-    return [
-        f"pod CIDR: this node has {', '.join(gone)}, and {podcidr.join(cidrs)} is asked for: "
-        "change it with playbooks/change_pod_cidr.yml, which says what that means for its pods"
-    ]
+    change = node_config.cidr_change(cidrs, node_config.PATH)
+    return [f"pod CIDR: {change}"] if change else []
 
 
 def mode_of(config: dict) -> str:

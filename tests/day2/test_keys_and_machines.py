@@ -58,6 +58,17 @@ def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster):
     cluster.traffic.reached()
 
 
+@pytest.mark.parametrize("playbook", ["upgrade", "rollback", "switch_mode", "rotate_keys"])
+def test_no_other_playbook_gives_a_node_another_pod_cidr(cluster, playbook):
+    given = {"headcni_node_pod_cidr": "10.55.94.0/24"}
+    if playbook == "switch_mode":
+        given["headcni_mode"] = "daemon"
+    refused = cluster.run(playbook, "--limit", "node2", check=False, **given)
+    assert refused.code != 0 and refused.changed == set()
+    assert "has 10.55.2.0/24" in refused.failures("node2")
+    assert "change it with playbooks/change_pod_cidr.yml" in refused.failures("node2")
+
+
 def test_another_pod_cidr_is_refused_while_pods_run_and_reached_afterwards(cluster):
     lab, limit = cluster.lab, ("--limit", "node2")
     new = {"headcni_new_pod_cidr": "10.55.93.0/24,fd55:0:0:93::/64"}

@@ -78,7 +78,8 @@ def test_a_mistake_leaves_the_file_as_it_was(where):
     with open(where["path"]) as file:
         before = file.read()
     with pytest.raises(Failed, match=r"2 mistakes in the configuration: .*mode.*mtu"):
-        configure(where, {**CONFIG, "tailscale": {"mode": "x"}, "network": {"mtu": 1}})
+        network = {**CONFIG["network"], "mtu": 1}
+        configure(where, {**CONFIG, "tailscale": {"mode": "x"}, "network": network})
     with open(where["path"]) as file:
         assert file.read() == before
 
@@ -99,6 +100,47 @@ def test_a_pod_cidr_that_cannot_be_is_refused(where, cidr, said):
         configure(where, {"network": {"podCIDR": {"nodeLocal": cidr}}})
     assert said in str(caught.value)
     assert "nodeLocal" in str(caught.value)
+
+
+OTHER = {"network": {"podCIDR": {"nodeLocal": "10.1.9.0/24", "base": "10.1.0.0/16"}}}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("more", [{}, {"only_pod_cidr": True}])
+def test_a_node_keeps_its_pod_cidr(where, check, more):
+    """Whichever playbook writes the configuration: its pods have addresses of it."""
+    configure(where)
+    with open(where["path"]) as file:
+        before = file.read()
+    with pytest.raises(Failed, match=r"has 10.1.2.0/24, and 10.1.9.0/24 .*change_pod_cidr.yml"):
+        configure(where, OTHER, check, **more)
+    with open(where["path"]) as file:
+        assert file.read() == before
+    assert configure(where, OTHER, check, may_change_pod_cidr=True)["changed"]
+
+
+def test_nor_does_a_staged_configuration_bring_another(where):
+    staged = {**where, "path": f"{where['path']}.next"}
+    assert configure(staged, OTHER)["changed"]  # on a node that has none
+    configure(where)
+    with pytest.raises(Failed, match=r"has 10.1.2.0/24"):
+        configure(staged, OTHER)
+    assert configure(staged)["changed"]  # what was staged before is in nobody's way
+
+
+def test_a_second_family_comes_along_and_none_goes(where):
+    both = {"network": {"podCIDR": {"nodeLocal": ["10.1.2.0/24", "fd00:1::/64"]}}}
+    configure(where)
+    assert configure(where, both)["pod_cidrs"] == ["10.1.2.0/24", "fd00:1::/64"]
+    with pytest.raises(Failed, match="has fd00:1::/64"):
+        configure(where)
+
+
+def test_the_pod_cidr_can_be_seen_to_alone(where, tmp_path):
+    """As before an upgrade: what the release to come makes of the rest is not known yet."""
+    seen = configure(where, {**CONFIG, "tailscale": {"mode": "x"}}, only_pod_cidr=True)
+    assert (seen["changed"], seen["pod_cidrs"]) == (False, ["10.1.2.0/24"])
+    assert not (tmp_path / "etc").exists()
 
 
 def test_a_guess_is_a_warning_or_a_failure(where, monkeypatch):
