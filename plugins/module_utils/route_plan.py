@@ -5,6 +5,9 @@ Two nodes that serve the same range become a pair of which only one gets traffic
 Headscale's choice. So a range that overlaps another node's is refused, whether the other one has it
 already or is to get it now. The exception is one machine with two identities, as it has while it
 changes from one tailscaled to another: then `same_machine_as` says so.
+
+What is wrong with one node is a Problem of that node alone; whether the others go on is for those
+to say who asked.
 """
 
 from __future__ import annotations
@@ -25,6 +28,21 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects imp
 
 Network = Union[IPv4Network, IPv6Network]
 MOST_SHOWN = 10
+JOIN = "see that it has joined this very server"
+GIVE_WAY = (
+    "give each node a range of its own; a node that is no more is removed by "
+    "headscale_node state=absent; two identities of one machine need same_machine_as"
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stands in one node's way. `label` is the node's; several may have the same advice."""
+
+    label: str
+    kind: str  # as a HeadscaleError has it
+    what: str
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,13 +81,47 @@ class Approval:
 class Plan:
     approvals: tuple[Approval, ...]
     coming: tuple[Wanted, ...] = ()  # in check mode, what may be about to join
+    problems: tuple[Problem, ...] = ()  # whose nodes are in neither of these
 
 
-def parse(nodes: Sequence[Mapping[str, Any]]) -> list[Wanted]:
-    """What a module's option `nodes` asks for; every mistake in it is named at once."""
+def told(problems: Iterable[Problem]) -> str:
+    """All of them in one line, each advice once, after what it is for."""
+    whats: dict[str, dict[str, None]] = {}
+    for one in problems:
+        whats.setdefault(one.advice, {})[one.what] = None
+    parts = []
+    for advice, found in whats.items():
+        more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+        parts.append("; ".join([*found][:MOST_SHOWN]) + more + (f"; {advice}" if advice else ""))
+    return ". ".join(parts)
+
+
+def by_label(problems: Sequence[Problem]) -> dict[str, str]:
+    """What there is to say of each node that has any."""
+    of: dict[str, list[Problem]] = {}
+    for one in problems:
+        of.setdefault(one.label, []).append(one)
+    return {label: told(those) for label, those in of.items()}
+
+
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raise them, if there are any."""
+    if problems:
+        kinds = [one.kind for one in problems]
+        kind = NOT_FOUND if NOT_FOUND in kinds else kinds[0]
+        raise HeadscaleError(kind, ("" if kind == OPTION else "nodes: ") + told(problems))
+
+
+def parse(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Wanted], list[Problem]]:
+    """What a module's option `nodes` asks for, and every mistake in it. Nodes with one are left
+    out of the former."""
     wanted: list[Wanted] = []
-    mistakes: list[str] = []
+    mistakes: list[Problem] = []
     labels: set[str] = set()
+
+    def wrong(label: str, what: str) -> None:
+        mistakes.append(Problem(label, OPTION, what))
+
     for at, given in enumerate(nodes):
         place = f"nodes[{at}]"
         selector = {
@@ -79,21 +131,22 @@ def parse(nodes: Sequence[Mapping[str, Any]]) -> list[Wanted]:
         }
         label = str(given.get("label") or next(iter(selector.values()), place))
         if label in labels:
-            mistakes.append(f"{place} ({label}): named twice: give all its routes at once")
+            wrong(label, f"{place} ({label}): named twice: give all its routes at once")
         labels.add(label)
         if len(selector) != 1:
-            mistakes.append(f"{place} ({label}): give one of node_key, id and name")
+            wrong(label, f"{place} ({label}): give one of node_key, id and name")
         elif "node_key" in selector and not selector["node_key"].startswith("nodekey:"):
-            mistakes.append(
+            wrong(
+                label,
                 f"{place}.node_key: {selector['node_key']!r}, expected nodekey: and 64 digits, "
-                "as `tailscale status --json` has it in Self.PublicKey"
+                "as `tailscale status --json` has it in Self.PublicKey",
             )
         routes = []
         for number, text in enumerate(given.get("routes") or ()):
             try:
                 routes.append(_parse_route(str(text).strip()))
-            except ValueError as wrong:
-                mistakes.append(f"{place}.routes[{number}] ({label}): {wrong}")
+            except ValueError as mistake:
+                wrong(label, f"{place}.routes[{number}] ({label}): {mistake}")
         wanted.append(
             Wanted(
                 label,
@@ -102,9 +155,8 @@ def parse(nodes: Sequence[Mapping[str, Any]]) -> list[Wanted]:
                 tuple(str(one).strip() for one in given.get("same_machine_as") or ()),
             )
         )
-    if mistakes:
-        raise HeadscaleError(OPTION, "; ".join(mistakes))
-    return wanted
+    bad = {mistake.label for mistake in mistakes}
+    return [one for one in wanted if one.label not in bad], mistakes
 
 
 def plan(
@@ -117,7 +169,9 @@ def plan(
 ) -> Plan:
     """What each node is to have. With `may_miss`, nodes that are not there are no error: in check
     mode they may be about to join. Nor are they if `absent`: who is gone has no routes."""
-    found, missing = _resolve(held, wanted, may_miss or absent)
+    found, missing, problems = _resolve(held, wanted)
+    if not (may_miss or absent):
+        problems += [Problem(one.label, NOT_FOUND, _unknown(one), JOIN) for one in missing]
     machines = _machines(held, found)
     approvals = []
     for one, node in found:
@@ -131,19 +185,31 @@ def plan(
             after = _sorted((*kept, *held_already, *_without(one.routes, held_already)))
         approvals.append(Approval(one, node, before, after, machines[node.id]))
     if absent:
-        return Plan(tuple(approvals))
-    _refuse_clashes(held, approvals, missing)
-    return Plan(tuple(approvals), tuple(one for one in missing if one.routes))
+        return Plan(tuple(approvals), (), tuple(problems))
+    clashes = _find_clashes(held, approvals, missing, machines)
+    while clashes:
+        problems += clashes
+        bad = {clash.label for clash in clashes}
+        approvals = [approval for approval in approvals if approval.wanted.label not in bad]
+        # Who is refused keeps what it has, also what `purge` was to make room with for another.
+        clashes = _find_clashes(held, approvals, (), machines)
+    bad = {problem.label for problem in problems}
+    coming = tuple(one for one in missing if one.routes and one.label not in bad)
+    return Plan(tuple(approvals), coming, tuple(problems))
 
 
-def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[str]:
+def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[Problem]:
     """What was asked for and is not served, each with what stands in its way."""
     nodes = {node.id: node for node in held}
     left = []
+
+    def wrong(label: str, what: str) -> None:
+        left.append(Problem(label, REFUSED, f"{label}: {what}"))
+
     for approval in approvals:
         node = nodes.get(approval.node.id)
         if node is None:
-            left.append(f"{approval.wanted.label}: the node is gone")
+            wrong(approval.wanted.label, "the node is gone")
             continue
         served = {r for i in approval.machine if i in nodes for r in map(_network, nodes[i].served)}
         for route in approval.wanted.routes:
@@ -156,16 +222,17 @@ def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[str]:
             else:
                 others = [n.label for n in nodes.values() if route in n.served and n.id != node.id]
                 why = f"{others[0]} serves it" if others else "Headscale does not say why"
-            left.append(f"{approval.wanted.label}: {route} is not served: {why}")
+            wrong(approval.wanted.label, f"{route} is not served: {why}")
     return left
 
 
 def _resolve(
-    held: Sequence[Node], wanted: Sequence[Wanted], may_miss: bool
-) -> tuple[list[tuple[Wanted, Node]], list[Wanted]]:
+    held: Sequence[Node], wanted: Sequence[Wanted]
+) -> tuple[list[tuple[Wanted, Node]], list[Wanted], list[Problem]]:
+    """Who is meant by each, who is not there, and whom it cannot be said of."""
     found: list[tuple[Wanted, Node]] = []
     missing: list[Wanted] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     taken: dict[str, str] = {}
     called: dict[str, list[Node]] = {}  # by whatever a node may be called
     for node in held:
@@ -177,32 +244,25 @@ def _resolve(
         try:
             meant = find_node(called.get(word, ()), **one.selector)
         except HeadscaleError as problem:
-            problems.append(str(problem))
+            problems.append(Problem(one.label, REFUSED, str(problem)))
             continue
         if meant is None:
             missing.append(one)
         elif meant.id in taken:
-            problems.append(
-                f"nodes: {taken[meant.id]} and {one.label} are both node {meant.label}: "
-                "name it once, with all its routes"
-            )
+            what = f"{taken[meant.id]} and {one.label} are both node {meant.label}"
+            for label in (taken[meant.id], one.label):
+                problems.append(Problem(label, REFUSED, what, "name it once, with all its routes"))
         else:
             taken[meant.id] = one.label
             found.append((one, meant))
-    if missing and not may_miss:
-        problems.append(
-            "nodes: Headscale does not know "
-            + ", ".join(_described(one) for one in missing)
-            + "; see that each has joined this very server"
-        )
-    if problems:
-        raise HeadscaleError(NOT_FOUND if missing else REFUSED, "; ".join(problems))
-    return found, missing
+    bad = {problem.label for problem in problems}
+    return [(one, node) for one, node in found if one.label not in bad], missing, problems
 
 
-def _described(one: Wanted) -> str:
+def _unknown(one: Wanted) -> str:
     ((kind, value),) = one.selector.items()
-    return one.label if one.label == value else f"{one.label} ({kind} {value})"
+    which = one.label if one.label == value else f"{one.label} ({kind} {value})"
+    return f"Headscale does not know {which}"
 
 
 def _machines(
@@ -228,45 +288,42 @@ class _Claim:
     machine: frozenset[str]
     asked: bool  # for in this call, not held already
     owner: str
+    label: str = ""  # of a node of this call
 
 
-def _refuse_clashes(
-    held: Sequence[Node], approvals: Sequence[Approval], missing: Sequence[Wanted]
-) -> None:
+def _find_clashes(
+    held: Sequence[Node],
+    approvals: Sequence[Approval],
+    missing: Sequence[Wanted],
+    machines: Mapping[str, frozenset[str]],
+) -> list[Problem]:
+    """One for each node that asks for what another has, or asks for as well."""
     claims = []
     planned = {approval.node.id for approval in approvals}
     for approval in approvals:
         asked = set(map(_network, approval.wanted.routes))
+        label = approval.wanted.label
         for route in approval.after:
-            new = _network(route) in asked
-            claims += _claims((route,), approval.machine, new, approval.wanted.label)
-    machines = {i: approval.machine for approval in approvals for i in approval.machine}
+            claims += _claims((route,), approval.machine, _network(route) in asked, label, label)
     for one in missing:
-        claims += _claims(one.routes, frozenset({f"missing {one.label}"}), True, one.label)
+        machine = frozenset({f"missing {one.label}"})
+        claims += _claims(one.routes, machine, True, one.label, one.label)
     for node in held:
         if node.id not in planned:
             state = "online" if node.online else "offline"
             owner = f"node {node.label}, {state}, which has it at Headscale"
-            machine = machines.get(node.id, frozenset({node.id}))
-            claims += _claims((*node.approved, *node.served), machine, False, owner)
-    found = [
-        f"{one.text} for {one.owner} overlaps {other.text} of {other.owner}"
-        for one, other in _clashes(claims)
-    ]
-    if found:
-        more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-        raise HeadscaleError(
-            REFUSED,
-            "nodes: "
-            + "; ".join(found[:MOST_SHOWN])
-            + more
-            + ". Give each node a range of its own; a node that is no more is removed by "
-            "headscale_node state=absent; two identities of one machine need same_machine_as",
-        )
+            claims += _claims((*node.approved, *node.served), machines[node.id], False, owner)
+    found = []
+    for asking, other in _clashes(claims):
+        what = f"{asking.text} for {asking.owner} overlaps {other.text} of {other.owner}"
+        for side in (asking, other):
+            if side.asked:
+                found.append(Problem(side.label, REFUSED, what, GIVE_WAY))
+    return found
 
 
 def _claims(
-    routes: Iterable[str], machine: frozenset[str], asked: bool, owner: str
+    routes: Iterable[str], machine: frozenset[str], asked: bool, owner: str, label: str = ""
 ) -> list[_Claim]:
     """Default routes aside: those of an exit node overlap everything, and harm nothing here."""
     claims = []
@@ -274,7 +331,7 @@ def _claims(
         # What somebody else approved may well have host bits set.
         network = _network(text, strict=False)
         if network is not None and network.prefixlen:
-            claims.append(_Claim(network, text, machine, asked, owner))
+            claims.append(_Claim(network, text, machine, asked, owner, label))
     return claims
 
 

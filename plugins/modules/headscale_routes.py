@@ -15,8 +15,9 @@ description:
     nodes, stay as they are.
   - Asks the server for its nodes once, however many there are, and writes only where something is
     missing.
-  - A range that overlaps another node's is refused, before anything is written. Headscale would
-    take the two for a pair, and one of them would get no traffic.
+  - A range that overlaps another node's is refused. Headscale would take the two for a pair, and
+    one of them would get no traffic.
+  - Nothing is written if any of the nodes is refused, unless O(problems=report).
 options:
   nodes:
     description: The nodes and their routes.
@@ -73,6 +74,16 @@ options:
         that.
     type: int
     default: 0
+  problems:
+    description:
+      - What becomes of the others if something stands in the way of some of the nodes, such as one
+        that Headscale does not know, a range that another node has, or a write that was refused.
+      - V(fail) fails, and has written nothing of what could be refused beforehand.
+      - V(report) does all that is asked for the others, changes nothing of those, and says why in
+        RV(problems). A server that cannot be asked is a failure all the same.
+    type: str
+    choices: [fail, report]
+    default: fail
 attributes:
   check_mode:
     support: full
@@ -118,8 +129,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+problems:
+  description:
+    - Of each node that could not be seen to, by its label, why. Empty if all could.
+    - With O(wait_served) also of those whose routes were approved, but are not served.
+  returned: unless the options are wrong or Headscale does not answer
+  type: dict
+  sample:
+    node3: Headscale does not know node3; see that it has joined this very server
 routes:
-  description: What each node had and has.
+  description: What each node had and has. Those that were refused beforehand are not among them.
   returned: success, or when some of the writes failed
   type: list
   elements: dict
@@ -150,6 +169,8 @@ routes:
 """
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 from ansible.module_utils.basic import AnsibleModule
@@ -168,9 +189,12 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
 from ansible_collections.headcni.mesh.plugins.module_utils.route_plan import (
     Approval,
     Plan,
+    Problem,
     Wanted,
+    by_label,
     parse,
     plan,
+    refuse,
     unserved,
 )
 
@@ -197,34 +221,60 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "purge": {"type": "bool", "default": False},
             "wait_served": {"type": "int", "default": 0},
+            "problems": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
         },
         supports_check_mode=True,
     )
     given, check_mode = module.params, module.check_mode
+    fails, seconds = given["problems"] == "fail", given["wait_served"]
     try:
         server = connect(module)
-        wanted = parse(given["nodes"])
-        _check(given)
-        deadline = time.monotonic() + given["wait_served"]
-        planned = _planned(server, wanted, given, check_mode)
-        if not check_mode:
-            while _unadvertised(server, planned, deadline):
-                time.sleep(1)
-                planned = _planned(server, wanted, given, check_mode)
+        planned, deadline = _prepared(server, given, check_mode)
     except HeadscaleError as problem:
         fail(module, problem)
-    errors = {} if check_mode else _write(server, planned)
-    result = _result(planned, errors)
+    problems, result = list(planned.problems), {}
     try:
-        if errors:
+        if fails:
+            refuse(problems)
+        errors = {} if check_mode else _write(server, planned)
+        problems += [Problem(label, REFUSED, why) for label, why in errors.items()]
+        result = _result(planned, errors)
+        if errors and fails:
             raise HeadscaleError(REFUSED, _told(planned, errors))
-        if given["wait_served"] and given["state"] == "present" and not check_mode:
-            _wait_served(server, planned, given["wait_served"], deadline)
+        if seconds and given["state"] == "present" and not check_mode:
+            written = [a for a in planned.approvals if a.wanted.label not in errors]
+            left = _wait_served(server, written, deadline)
+            problems += [replace(one, what=f"not within {seconds} s: {one.what}") for one in left]
+            if left and fails:
+                those = "; ".join(one.what for one in left)
+                raise HeadscaleError(REFUSED, f"wait_served: not within {seconds} s: {those}")
     except HeadscaleError as problem:
-        fail(module, problem, **result)
+        fail(module, problem, problems=by_label(problems), **result)
     for one in planned.coming:
         module.warn(f"{one.label} is not at Headscale yet: its routes would be approved once it is")
-    module.exit_json(**result)
+    module.exit_json(problems=by_label(problems), **result)
+
+
+def _prepared(server: Headscale, given: dict[str, Any], check_mode: bool) -> tuple[Plan, float]:
+    """What is to be done, and until when its routes may take to be served."""
+    wanted, mistakes = parse(given["nodes"])
+    _check(given)
+    fails = given["problems"] == "fail"
+    if fails:
+        refuse(mistakes)
+    deadline = time.monotonic() + given["wait_served"]
+    while True:
+        planned = _planned(server, wanted, given, check_mode)
+        late = [] if check_mode else _unadvertised(planned)
+        if not late or (fails and planned.problems) or time.monotonic() >= deadline:
+            break
+        time.sleep(1)
+    problems = [*mistakes, *planned.problems]
+    if late:
+        problems += _told_unadvertised(server, late)
+        deadline = time.monotonic() + given["wait_served"]  # the others do not pay for these
+    approvals = tuple(approval for approval in planned.approvals if approval not in late)
+    return replace(planned, approvals=approvals, problems=tuple(problems)), deadline
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -251,17 +301,23 @@ def _planned(
     )
 
 
-def _unadvertised(server: Headscale, planned: Plan, deadline: float) -> bool:
-    """Up to 0.25 a route must be advertised before it is approved: whether to wait for that."""
-    unknown = [f"{a.wanted.label} {route}" for a in planned.approvals for route in a.unknown]
-    if unknown and time.monotonic() >= deadline:
-        raise HeadscaleError(
+def _unadvertised(planned: Plan) -> list[Approval]:
+    """Up to 0.25 a route must be advertised before it is approved: those that are to wait."""
+    return [approval for approval in planned.approvals if approval.unknown]
+
+
+def _told_unadvertised(server: Headscale, late: Sequence[Approval]) -> list[Problem]:
+    version = server.version().text
+    return [
+        Problem(
+            approval.wanted.label,
             UNSUPPORTED,
-            f"nodes: Headscale {server.version().text} approves only what a node has advertised, "
-            f"and these have not: {', '.join(unknown)}; wait with wait_served, or upgrade "
-            "Headscale to 0.26",
+            f"Headscale {version} approves only what a node has advertised, and this one has not: "
+            f"{approval.wanted.label} {', '.join(approval.unknown)}",
+            "wait with wait_served, or upgrade Headscale to 0.26",
         )
-    return bool(unknown)
+        for approval in late
+    ]
 
 
 def _write(server: Headscale, planned: Plan) -> dict[str, str]:
@@ -291,16 +347,14 @@ def _told(planned: Plan, errors: dict[str, str]) -> str:
     )
 
 
-def _wait_served(server: Headscale, planned: Plan, seconds: int, deadline: float) -> None:
-    """The list alone tells what is served, not the call for one node."""
+def _wait_served(
+    server: Headscale, approvals: Sequence[Approval], deadline: float
+) -> list[Problem]:
+    """What is not served by then. The list alone tells, not the call for one node."""
     while True:
-        left = unserved(server.nodes(), planned.approvals)
-        if not left:
-            return
-        if time.monotonic() >= deadline:
-            raise HeadscaleError(
-                REFUSED, f"wait_served: not within {seconds} s: " + "; ".join(left)
-            )
+        left = unserved(server.nodes(), approvals)
+        if not left or time.monotonic() >= deadline:
+            return left
         time.sleep(1)
 
 

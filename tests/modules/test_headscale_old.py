@@ -103,6 +103,17 @@ def test_a_route_that_was_never_advertised_cannot_be_approved_and_the_error_says
         at("routes", nodes=nodes, wait_served=1)
 
 
+def test_a_node_that_advertises_nothing_does_not_keep_the_others_from_their_routes(at, old):
+    old.add_node("node1")
+    old.add_node("node2", "headcni", "10.244.2.0/24")
+    nodes = [{"name": f"node{n}", "routes": [f"10.244.{n}.0/24"]} for n in (1, 2)]
+    done = at("routes", nodes=nodes, problems="report")
+    assert list(done["problems"]) == ["node1"]
+    assert "this one has not: node1 10.244.1.0/24; wait" in done["problems"]["node1"]
+    assert set(done["diff"]["after"]) == {"node2"}
+    assert enabled(old, "node2") == {"10.244.2.0/24"}
+
+
 def test_users_are_made_renamed_and_removed(at, old):
     at.twice("user", name="headcni")
     at.twice("user", name="kubernetes", renamed_from="headcni")

@@ -172,6 +172,34 @@ def test_two_hosts_with_one_range_are_refused(joined, headscale):
     assert headscale.approved("alpha") == set()
 
 
+def test_a_host_that_is_refused_is_left_out_with_its_own_reason_and_the_others_go_on(
+    joined, headscale
+):
+    stale = headscale.add_node("stale")
+    headscale.approve(stale, "10.244.1.0/24")
+    headscale.ask("DELETE", f"node/{headscale.nodes['gamma']['id']}")
+    then = [{"debug": {"msg": "the daemon of {{ inventory_hostname }} starts"}}]
+    for options in (("--check",), ()):
+        done = joined.run("approve", then=then, options=options)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode == 2
+        assert (
+            f"10.244.1.0/24 for alpha overlaps 10.244.1.0/24 of node stale (id {stale['id']})"
+            in said
+        )
+        assert "the daemon of beta starts" in said and "the daemon of alpha starts" not in said
+        recap = {line.split()[0]: line for line in done.stdout.splitlines() if "failed=" in line}
+        assert "failed=1" in recap["alpha"] and "failed=0" in recap["beta"]
+        # In check mode it may be about to join.
+        assert ("failed=1" in recap["gamma"]) == (not options)
+    assert "Headscale does not know gamma (node_key nodekey:" in said
+    assert headscale.approved("alpha") == set()
+    assert headscale.approved("beta") == {"10.244.2.0/24", "fd44:0:0:2::/64"}
+    headscale.ask("DELETE", f"node/{stale['id']}")
+    assert "the daemon of alpha starts" in joined.run("approve", then=then).stdout
+    assert headscale.approved("alpha") == {"10.244.1.0/24", "fd44:0:0:1::/64"}
+
+
 def test_the_policy_is_set_if_it_is_asked_for(playbook, headscale):
     assert changes(playbook.ok("policy")) == 0
     playbook.vars["headscale_routes_auto_approve"] = {"10.77.0.0/16": ["tag:headcni"]}
@@ -225,3 +253,5 @@ def test_alone_it_takes_nodes_that_are_no_hosts_of_the_play(playbook, headscale)
     assert changes(playbook.ok("main")) == 1
     assert headscale.approved("elsewhere") == {"10.66.0.0/24"}
     assert changes(playbook.ok("main")) == 0
+    playbook.vars["headscale_routes_nodes"].append({"name": "nobody", "routes": ["10.67.0.0/24"]})
+    assert "Headscale does not know nobody; see that it has joined" in playbook.fails("main")

@@ -90,12 +90,41 @@ def test_all_missing_nodes_are_named_in_one_error_and_nothing_is_written(at, hea
         {"name": "ghost", "routes": ["10.244.2.0/24"]},
         {"node_key": "nodekey:dead", "label": "beta", "routes": ["10.244.3.0/24"]},
     ]
-    with pytest.raises(Failed, match=r"does not know ghost, beta \(node_key nodekey:dead\); see"):
+    with pytest.raises(Failed, match=r"know ghost; .* know beta \(node_key nodekey:dead\); see"):
         at("routes", nodes=nodes)
     assert headscale.approved("node1") == set()
     predicted = at("routes", check=True, nodes=nodes)
     assert set(predicted["diff"]["after"]) == {"node1", "ghost", "beta"}
     assert "ghost is not at Headscale yet" in str(predicted["warnings"])
+
+
+def test_the_others_are_seen_to_if_what_is_wrong_is_to_be_reported(at, headscale, counted):
+    one, two = headscale.add_node("node1"), headscale.add_node("node2")
+    stale = headscale.add_node("stale")
+    headscale.approve(stale, "10.244.2.0/24")
+    headscale.approve(two, "192.168.7.0/24")
+    nodes = [
+        {"node_key": one["nodeKey"], "label": "alpha", "routes": ["10.244.1.0/24"]},
+        {"node_key": two["nodeKey"], "label": "beta", "routes": ["10.244.2.0/24"]},
+        {"node_key": "nodekey:dead", "label": "gamma", "routes": ["10.244.3.0/24"]},
+        {"label": "delta", "routes": ["10.244.4.0/24"]},
+    ]
+    predicted = at("routes", check=True, nodes=nodes, problems="report")
+    assert headscale.approved("node1") == set()
+    assert set(predicted["problems"]) == {"beta", "delta"}  # gamma may be about to join
+    counted.clear()
+    done = at("routes", nodes=nodes, problems="report")
+    assert counted == ["GET /api/v1/node", f"POST /api/v1/node/{one['id']}/approve_routes"]
+    assert set(done["problems"]) == {"beta", "gamma", "delta"}
+    assert f"of node stale (id {stale['id']}), offline" in done["problems"]["beta"]
+    assert "does not know gamma (node_key nodekey:dead)" in done["problems"]["gamma"]
+    assert "give one of node_key, id and name" in done["problems"]["delta"]
+    assert done["diff"] == {"before": {"alpha": []}, "after": {"alpha": ["10.244.1.0/24"]}}
+    assert [route["label"] for route in done["routes"]] == ["alpha"]
+    assert headscale.approved("node1") == {"10.244.1.0/24"}
+    assert headscale.approved("node2") == {"192.168.7.0/24"}
+    again = at("routes", nodes=nodes, problems="report")
+    assert (again["changed"], again["problems"]) == (False, done["problems"])
 
 
 def test_what_fails_for_one_node_does_not_keep_the_others_waiting(at, headscale, monkeypatch):
@@ -120,6 +149,26 @@ def test_what_fails_for_one_node_does_not_keep_the_others_waiting(at, headscale,
     assert set(failed.value.result["diff"]["after"]) == {"node1", "node3"}
     assert [bool(route["error"]) for route in failed.value.result["routes"]] == [False, True, False]
     assert headscale.approved("node3") == {"10.244.3.0/24"}
+    assert set(failed.value.result["problems"]) == {"node2"}
+
+
+def test_a_write_that_is_refused_is_reported_of_its_node(at, headscale, monkeypatch):
+    from ansible_collections.headcni.mesh.plugins.module_utils.headscale import Headscale
+
+    made = {n: headscale.add_node(n) for n in ("node1", "node2")}
+    listed = Headscale.nodes
+
+    def then_one_goes(self):
+        found = listed(self)
+        headscale.ask("DELETE", f"node/{made['node1']['id']}")
+        return found
+
+    monkeypatch.setattr(Headscale, "nodes", then_one_goes)
+    nodes = [{"name": f"node{n}", "routes": [f"10.244.{n}.0/24"]} for n in (1, 2)]
+    done = at("routes", nodes=nodes, problems="report")
+    assert set(done["problems"]) == {"node1"}
+    assert set(done["diff"]["after"]) == {"node2"}
+    assert headscale.approved("node2") == {"10.244.2.0/24"}
 
 
 def test_two_identities_of_one_machine_hand_a_range_over(at, headscale):
@@ -155,6 +204,8 @@ def test_routes_are_waited_for_until_a_real_node_serves_them(at, headscale, tail
         at("routes", nodes=wanted, wait_served=2)
     assert 2 <= time.monotonic() - began < 8
     assert failed.value.result["changed"]  # it is approved, only not served
+    reported = at("routes", nodes=wanted, wait_served=1, problems="report")
+    assert "not within 1 s: alpha: 10.244.1.0/24 is not served" in reported["problems"]["alpha"]
     node.tailscale("set", f"--advertise-routes={OWN[0]}")
     done = at("routes", nodes=wanted, wait_served=20)
     assert not done["changed"]

@@ -8,11 +8,15 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
+from ansible_collections.headcni.mesh.plugins.module_utils import route_plan
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import HeadscaleError
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node
 from ansible_collections.headcni.mesh.plugins.module_utils.route_plan import (
-    parse,
-    plan,
+    Plan,
+    Wanted,
+    by_label,
+    refuse,
+    told,
     unserved,
 )
 from hypothesis import given
@@ -35,6 +39,20 @@ def node(number: int, *approved: str, **more: Any) -> Node:
 
 def wants(number: int, *routes: str, **more: Any) -> dict[str, Any]:
     return {"name": f"node{number}", "routes": routes, **more}
+
+
+def parse(nodes: Any) -> list[Wanted]:
+    """With no mistake in it."""
+    wanted, mistakes = route_plan.parse(nodes)
+    refuse(mistakes)
+    return wanted
+
+
+def plan(held: list[Node], wanted: list[Wanted], **how: Any) -> Plan:
+    """In which no node is refused."""
+    made = route_plan.plan(held, wanted, **how)
+    refuse(made.problems)
+    return made
 
 
 def planned(held: list[Node], *wanted: dict[str, Any], **how: Any) -> dict[str, tuple[str, ...]]:
@@ -119,7 +137,9 @@ def test_a_nodes_own_ranges_may_be_within_one_another():
 
 def test_all_nodes_that_are_not_there_are_named_at_once():
     wanted = [wants(1), wants(8), {"node_key": "nodekey:9", "label": "alpha", "routes": []}]
-    with pytest.raises(HeadscaleError, match=r"know node8, alpha \(node_key nodekey:9\); see that"):
+    with pytest.raises(
+        HeadscaleError, match=r"know node8; .*know alpha \(node_key nodekey:9\); see "
+    ):
         plan([node(1)], parse(wanted))
 
 
@@ -190,18 +210,72 @@ def test_what_is_not_served_is_said_with_what_stands_in_its_way():
         replace(held[3], available=("10.4.0.0/16",)),
         replace(held[4], served=("10.4.0.0/16",)),
     ]
-    assert unserved(now, approvals) == [
+    assert [one.what for one in unserved(now, approvals)] == [
         "node2: 10.2.0.0/16 is not served: the node does not advertise it",
         "node3: 10.3.0.0/16 is not served: the node is offline",
         "node4: 10.4.0.0/16 is not served: node5 (id 5) serves it",
     ]
-    assert "node1: the node is gone" in unserved(now[1:], approvals)
+    assert "node1: the node is gone" in told(unserved(now[1:], approvals))
 
 
 def test_a_range_that_the_other_identity_serves_is_served():
     held = [node(1, "10.1.0.0/16", served=("10.1.0.0/16",)), node(2)]
     approvals = plan(held, parse([wants(2, "10.1.0.0/16", same_machine_as=["node1"])])).approvals
     assert unserved(held, approvals) == []
+
+
+def test_a_node_that_is_refused_does_not_keep_the_others_from_theirs():
+    held = [node(1), node(2), node(3), node(9, "10.2.0.0/16", online=False)]
+    wanted = parse([*(wants(n, f"10.{n}.0.0/16") for n in (1, 2, 3)), wants(8, "10.8.0.0/16")])
+    made = route_plan.plan(held, wanted)
+    assert [approval.wanted.label for approval in made.approvals] == ["node1", "node3"]
+    found = by_label(made.problems)
+    assert set(found) == {"node2", "node8"}
+    assert (
+        "10.2.0.0/16 for node2 overlaps 10.2.0.0/16 of node node9 (id 9), offline" in found["node2"]
+    )
+    assert "headscale_node state=absent" in found["node2"]
+    assert found["node8"].startswith("Headscale does not know node8; see that it has joined")
+
+
+def test_of_two_nodes_that_ask_for_one_range_neither_gets_it():
+    held = [node(1), node(2), node(3)]
+    wanted = parse([wants(1, "10.1.0.0/16"), wants(2, "10.1.2.0/24"), wants(3, "10.3.0.0/16")])
+    made = route_plan.plan(held, wanted)
+    assert [approval.wanted.label for approval in made.approvals] == ["node3"]
+    assert set(by_label(made.problems)) == {"node1", "node2"}
+    assert told(made.problems).count("overlaps") == 1
+
+
+def test_nor_does_one_get_the_range_of_a_node_that_is_refused():
+    """It was to give it up, and keeps it now."""
+    held = [node(1, "10.1.0.0/16"), node(2), node(3), node(9, "10.9.0.0/16")]
+    wanted = parse([wants(1, "10.9.0.0/16"), wants(2, "10.1.0.0/16"), wants(3, "10.3.0.0/16")])
+    made = route_plan.plan(held, wanted, purge=True)
+    assert [approval.wanted.label for approval in made.approvals] == ["node3"]
+    assert "of node node1 (id 1), online" in by_label(made.problems)["node2"]
+
+
+def test_in_check_mode_what_is_about_to_join_is_refused_by_itself_too():
+    wanted = parse([wants(7, "10.7.0.0/16"), wants(8, "10.8.0.0/16")])
+    made = route_plan.plan([node(1, "10.8.0.0/16")], wanted, may_miss=True)
+    assert [one.label for one in made.coming] == ["node7"]
+    assert set(by_label(made.problems)) == {"node8"}
+
+
+def test_a_node_of_which_it_cannot_be_said_who_is_meant_is_refused_by_itself():
+    held = [node(1), node(2, hostname="node1"), node(3), node(4)]
+    wanted = [wants(1, "10.1.0.0/16"), wants(3), {"id": "3", "routes": []}, wants(4, "10.4.0.0/16")]
+    made = route_plan.plan(held, parse(wanted))
+    assert [approval.wanted.label for approval in made.approvals] == ["node4"]
+    assert set(by_label(made.problems)) == {"node1", "node3", "3"}
+
+
+def test_a_mistake_is_that_of_its_node_and_a_label_of_two_is_neithers():
+    given = [wants(1, "10.1.0.0/16"), wants(2, "x"), wants(3, label="a"), wants(4, label="a")]
+    wanted, mistakes = route_plan.parse(given)
+    assert [one.label for one in wanted] == ["node1"]
+    assert set(by_label(mistakes)) == {"node2", "a"}
 
 
 cidrs = st.builds(
