@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def cluster_is_built() -> bool:
-    return not tools.missing(tools.CLUSTER)
+    return not tools.missing(tools.CLUSTERS["k3s"])
 
 
 def report(findings: Findings, about: dict[str, str]) -> str:

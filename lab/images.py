@@ -32,7 +32,7 @@ def web_server(name: str, busybox: bytes, machine: str) -> bytes:
         {"bin/busybox": (busybox, 0o755), "www/index.html": (b"It works\n", 0o644)},
         {"bin/httpd": "busybox"},
     )
-    return _archive(name, layer, ["/bin/httpd", "-f", "-p", "80", "-h", "/www"], machine)
+    return _archive([name], layer, ["/bin/httpd", "-f", "-p", "80", "-h", "/www"], machine)
 
 
 def coredns(program: bytes, machine: str) -> bytes:

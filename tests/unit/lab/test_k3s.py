@@ -118,7 +118,8 @@ def test_an_image_is_a_docker_archive_whose_parts_fit_together():
 
 
 def test_a_web_servers_image_has_its_server_and_a_page():
-    _, shown, inside = unpacked(web_server("lab.invalid/web:1", b"program", "x86_64"))
+    manifest, shown, inside = unpacked(web_server("lab.invalid/web:1", b"program", "x86_64"))
+    assert manifest["RepoTags"] == ["lab.invalid/web:1"]
     program, *_ = shown["config"]["Entrypoint"]
     assert inside.extractfile(program.lstrip("/")).read() == b"program"
     assert inside.extractfile("www/index.html").read()
