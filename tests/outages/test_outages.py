@@ -21,6 +21,9 @@ AWAY = int(os.environ.get("HEADCNI_HEADSCALE_AWAY", "10"))
 SETTLE = 12  # seconds after each event; what is broken then stays broken
 UNIT = {"host": "tailscaled", "daemon": "headcni-tailscaled"}
 
+# All that goes away does so before the first test of a mode.
+pytestmark = pytest.mark.timeout(900 + 2 * AWAY)
+
 
 @dataclass
 class Cluster:

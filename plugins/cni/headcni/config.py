@@ -7,10 +7,11 @@ others (cni.dev/…), keys that start with an underscore are comments: both are 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from . import subnet_env
 from .call import EXPECTED_NAME, NAME, is_interface_name
@@ -64,6 +65,13 @@ _OWN_IPAM = ("headcni-ipam", "host-local")
 _LARGEST_BURST = 8 * (2**32 - 1)  # bits; tc counts it in bytes, in 32 bits
 _RESERVED_LINKS = ("lo", "all", "default", "tailscale0", "headcni01")
 
+_WHICH_POD = tuple(
+    f"K8S_POD_{what}=" for what in ("NAMESPACE", "NAME", "INFRA_CONTAINER_ID", "UID")
+)
+
+KEPT = 64  # configurations that were understood; the pods of a node have few between them
+_ONCE = frozenset(("prevResult", "cni.dev/valid-attachments"))  # no two calls have the same
+
 # Compiled where they are used, which most calls never do.
 _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.?)\Z"
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
@@ -76,20 +84,58 @@ _EXPECTED_ADDRESSES = (
 )
 
 
+class _Known(NamedTuple):
+    network: NetworkConfig
+    subnet_file: str  # "" if it was not asked
+    seen: tuple[int, ...]
+
+
+_known: dict[tuple[bytes, bool, tuple[str, ...]], _Known] = {}
+
+
 def parse(stdin: bytes, env: Mapping[str, str], forgiving: bool = False) -> NetworkConfig:
     """The netconf on stdin, checked and complete; all mistakes in one CniError.
 
     ``forgiving`` is for DEL: what cannot be understood is left at its default, because a pod must
     be removable whatever has become of the configuration since it was added.
     """
+    asked = (stdin, forgiving, _what_counts(env))
+    known = _known.get(asked)
+    if known is not None and known.seen == _state_of(known.subnet_file):
+        return known.network
     conf, found = _decode(stdin)
     _refuse_version(conf)
+    subnet_file = _subnet_file(_top(conf, []), env)
+    seen = _state_of(subnet_file)  # before it is read: if it changes meanwhile, it is read again
     network = _network(conf, env, found)
     if forgiving:
         found = [problem for problem in found if problem.path == "name"]
     if found:
         raise error(found)
+    if not _ONCE.intersection(conf):
+        if len(_known) >= KEPT:
+            _known.clear()
+        _known[asked] = _Known(network, subnet_file, seen)
     return network
+
+
+def _state_of(path: str) -> tuple[int, ...]:
+    """Of a file, what another one in its place would not have; nothing where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _what_counts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What of the environment a NetworkConfig is made of. Which pod it is for is not: of all that
+    a runtime says to a plugin, often only this differs from one pod to the next."""
+    pairs = env.get("CNI_ARGS", "").split(";")
+    return (
+        *(pair for pair in pairs if not pair.startswith(_WHICH_POD)),
+        *(f"{name}={value}" for name, value in env.items() if name.startswith("HEADCNI_")),
+    )
 
 
 def problems(stdin: bytes, env: Mapping[str, str]) -> list[Problem]:
@@ -349,16 +395,20 @@ def _within(inner: Network, outers: Iterable[Network]) -> bool:
     return not same or any(o.prefixlen <= inner.prefixlen and o.overlaps(inner) for o in same)
 
 
+def _top(conf: Mapping[str, Any], found: list[Problem]) -> _Section:
+    missing = {key: alias for key, alias in _ALIASES.items() if conf.get(key) is None}
+    return _Section(conf, "", found, {k: alias for k, alias in missing.items() if alias in conf})
+
+
 def _network(
     conf: Mapping[str, Any], env: Mapping[str, str], found: list[Problem]
 ) -> NetworkConfig:
     """The whole of it. What is wrong is noted and left at its default."""
     if isinstance(conf.get("runtimeConfig"), Mapping):
         conf = {**conf, "runtimeConfig": as_specified(conf["runtimeConfig"])}
-    spelled = {key: alias for key, alias in _ALIASES.items() if conf.get(key) is None}
-    top = _Section(conf, "", found, {k: v for k, v in spelled.items() if v in conf})
+    top = _top(conf, found)
     for key, alias in _ALIASES.items():
-        if key not in spelled and conf.get(alias) not in (None, conf[key]):
+        if conf.get(key) is not None and conf.get(alias) not in (None, conf[key]):
             top.wrong(alias, conf[alias], f"the same as {key}, which is {json.dumps(conf[key])}")
     top.only((*_KEYS, *_ALIASES.values()))
     name = top.text("name", None, lambda v: bool(NAME.match(v)), EXPECTED_NAME)
@@ -457,13 +507,23 @@ def valid_attachments(network: NetworkConfig) -> frozenset[tuple[str, str]] | No
 
 def _subnet_settings(top: _Section, env: Mapping[str, str]) -> subnet_env.SubnetEnv:
     """What subnet.env and its variables say, if there is anything left for them to say."""
-    named = top.path_name("subnet_file", env.get("HEADCNI_SUBNET_FILE", ""))
-    addresses = top.get("pod_cidr") or _has_ranges(top.get("ipam"))
-    complete = top.get("mtu"), top.get("cluster_cidr"), top.get("ip_masq") is not None
-    if addresses and all(complete):
+    path = _subnet_file(top, env)
+    if not path:
         return subnet_env.SubnetEnv()
-    wanted = bool(named) and not addresses and not env.get("HEADCNI_SUBNET")
-    return subnet_env.load(env, named or subnet_env.DEFAULT_FILE, top.found, wanted)
+    named = path == (top.get("subnet_file") or env.get("HEADCNI_SUBNET_FILE"))
+    wanted = named and not _has_addresses(top) and not env.get("HEADCNI_SUBNET")
+    return subnet_env.load(env, path, top.found, wanted)
+
+
+def _subnet_file(top: _Section, env: Mapping[str, str]) -> str:
+    """Where it is; "" if the netconf says all that it could."""
+    path = top.path_name("subnet_file", env.get("HEADCNI_SUBNET_FILE") or subnet_env.DEFAULT_FILE)
+    others = top.get("mtu"), top.get("cluster_cidr"), top.get("ip_masq") is not None
+    return "" if _has_addresses(top) and all(others) else path
+
+
+def _has_addresses(top: _Section) -> bool:
+    return bool(top.get("pod_cidr")) or _has_ranges(top.get("ipam"))
 
 
 def _has_ranges(section: Any) -> bool:

@@ -806,3 +806,45 @@ def test_reading_a_netconf_imports_nothing_slow() -> None:
         check=True,
     )
     assert answer.stdout.strip() == "[]"
+
+
+def for_pod(name: str, **args: str) -> dict[str, str]:
+    given = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": name, **args}
+    return {"CNI_ARGS": ";".join(f"{key}={value}" for key, value in given.items())}
+
+
+def test_a_configuration_is_understood_once_for_all_pods_that_have_it() -> None:
+    first = network(for_pod("web-0"))
+    assert network(for_pod("web-1")) is first
+    assert network(for_pod("web-1"), mtu=1400) is not first
+    asked_for = network(for_pod("web-2", IP="10.244.1.9")).ipam.requested
+    assert asked_for == (ip_address("10.244.1.9"),)
+    assert network(for_pod("web-3")).ipam.requested == ()
+
+
+def test_what_is_remembered_hides_no_mistake() -> None:
+    network({"CNI_ARGS": "K8S_POD_NAME=web-0"})
+    for wrong in ("K8S_POD_NAME", "K8S_POD_NAEM=web-0"):
+        with pytest.raises(CniError, match="CNI_ARGS"):
+            network({"CNI_ARGS": wrong})
+
+
+def test_a_subnet_env_that_changes_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "subnet.env"
+    assert network(subnet_file=str(file)).mtu == 1280
+    for mtu in (1400, 1300):
+        subnet_env.write(str(file), subnet_env.SubnetEnv(mtu=mtu))
+        assert network(subnet_file=str(file)).mtu == mtu
+    file.unlink()
+    assert network(subnet_file=str(file)).mtu == 1280
+
+
+def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: dict[Any, Any] = {}
+    monkeypatch.setattr(config, "_known", remembered)
+    for mtu in range(1280, 1280 + 2 * config.KEPT):
+        network(mtu=mtu)
+    assert 0 < len(remembered) <= config.KEPT
+    remembered.clear()
+    network(prevResult={"cniVersion": "1.0.0", "ips": []})
+    assert not remembered, "each pod's is another"

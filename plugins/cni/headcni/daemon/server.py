@@ -166,7 +166,7 @@ class CniServer:
         verb = env.get("CNI_COMMAND", "")
         if call.request.is_ipam:
             verb = f"IPAM-{verb}"
-            failed, output = ipam.run(env, call.request.stdin)
+            failed, output = ipam.run(env, call.request.stdin, self._opened)
             outcome = verbs.Outcome(json.loads(output)["code"] if failed else 0, output)
         elif call.request.is_loopback:
             verb = f"LOOPBACK-{verb}"
@@ -195,16 +195,24 @@ class CniServer:
     def _opener(self, worker: _Worker, bury: Callable[[str], None]) -> verbs.Opener:
         @contextmanager
         def warm(data_dir: str) -> Iterator[verbs.Node]:
-            store = self._stores.get(data_dir)
             try:
-                yield verbs.Node(store, Ipam(store), worker.kernel, lambda: bury(data_dir))
-            except Exception as problem:  # a process of its own would begin anew: so do we
+                with self._opened(data_dir) as store:
+                    yield verbs.Node(store, Ipam(store), worker.kernel, lambda: bury(data_dir))
+            except Exception:  # a process of its own would begin anew: so do we
                 worker.renew()
-                if not isinstance(problem, CniError) or problem.code == STORE:
-                    self._stores.drop(data_dir)
                 raise
 
         return warm
+
+    @contextmanager
+    def _opened(self, data_dir: str) -> Iterator[Store]:
+        """The store that is open already; after a failure that may be its own, not again."""
+        try:
+            yield self._stores.get(data_dir)
+        except Exception as problem:
+            if not isinstance(problem, CniError) or problem.code == STORE:
+                self._stores.drop(data_dir)
+            raise
 
 
 def _close(connection: socket.socket, fd: Optional[int]) -> None:

@@ -13,6 +13,8 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Tuple
 
 from ..errors import PORT_TAKEN, CniError
 from ..model import LeasedAddress, Network, NetworkConfig, Owner, PodRef
@@ -23,6 +25,8 @@ TABLE = "headcni"
 # The bit that portmap uses for the same thing; Kubernetes has 0x4000 and 0x8000, Tailscale
 # 0x40000 and 0x80000.
 MARK = 0x2000
+
+_Networks = Tuple[Tuple[str, str, str], ...]  # of each: pods, masqueraded and cluster, as JSON
 
 _CHAINS = f"""
     chain guard {{
@@ -284,15 +288,24 @@ def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...
 
 def _comment(db: sqlite3.Connection) -> str:
     """What the table's comment should be: a digest of all but the ports."""
-    return f"headcni {hashlib.sha256(''.join(_sets(db)).encode()).hexdigest()[:24]}"
+    return _digest(_networks(db))
 
 
-def _sets(db: sqlite3.Connection) -> Iterator[str]:
-    yield _CHAINS
+@lru_cache(maxsize=8)
+def _digest(networks: _Networks) -> str:
+    whole = "".join([_CHAINS, *_sets(networks)])
+    return f"headcni {hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+
+
+def _networks(db: sqlite3.Connection) -> _Networks:
+    return tuple(db.execute("SELECT pods, masqueraded, cluster FROM firewall"))
+
+
+def _sets(networks: _Networks) -> Iterator[str]:
     sets: dict[str, set[str]] = {"pods": set(), "masqueraded": set(), "cluster": set()}
-    for row in db.execute("SELECT pods, masqueraded, cluster FROM firewall"):
-        for members, networks in zip(sets.values(), row):
-            members.update(json.loads(networks))
+    for row in networks:
+        for members, listed in zip(sets.values(), row):
+            members.update(json.loads(listed))
     for name, members in sets.items():
         for family, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
             chosen = sorted(n for n in members if (":" in n) == (family == 6))
@@ -315,9 +328,8 @@ def _maps(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _replace(db: sqlite3.Connection) -> None:
-    sets = list(_sets(db))
     nft.run(
         f"table inet {TABLE}\ndelete table inet {TABLE}\n"
         f'table inet {TABLE} {{ comment "{_comment(db)}"\n'
-        f"{''.join(sets[1:])}{''.join(_maps(db))}{sets[0]}}}\n"
+        f"{''.join(_sets(_networks(db)))}{''.join(_maps(db))}{_CHAINS}}}\n"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Callable, NamedTuple
 
 from ..errors import (
@@ -39,6 +39,10 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
+# The store of a folder: opened for this call, or, in the daemon, long before.
+Opener = Callable[[str], AbstractContextManager[Store]]
+
+
 class Call(NamedTuple):
     """One call of the plugin: what the runtime says, as far as all verbs need it."""
 
@@ -46,6 +50,7 @@ class Call(NamedTuple):
     conf: Mapping[str, Any]
     version: str
     network: str
+    open_store: Opener
 
     @property
     def owner(self) -> Owner:
@@ -57,7 +62,9 @@ class Call(NamedTuple):
         return section if isinstance(section, Mapping) else {}
 
 
-def run(env: Mapping[str, str], stdin: bytes) -> tuple[int, bytes]:
+def run(
+    env: Mapping[str, str], stdin: bytes, open_store: Opener = Store.in_directory
+) -> tuple[int, bytes]:
     """Do what CNI_COMMAND says: the exit code, and what belongs on stdout."""
     version = VERSIONS[-1]
     try:
@@ -71,7 +78,7 @@ def run(env: Mapping[str, str], stdin: bytes) -> tuple[int, bytes]:
             }
         else:
             _check_version(verb, version)
-            answer = VERBS[verb](_call(env, conf, version))
+            answer = VERBS[verb](_call(env, conf, version, open_store))
     except CniError as problem:
         return 1, _encode(problem.as_dict(version))
     except Exception as problem:  # a traceback on stdout would be no answer
@@ -83,7 +90,7 @@ def run(env: Mapping[str, str], stdin: bytes) -> tuple[int, bytes]:
 def add(call: Call) -> Mapping[str, Any]:
     config = _config(call)
     dns = read_resolv_conf(call.ipam["resolvConf"]) if call.ipam.get("resolvConf") else Dns()
-    with closing(_open(call)) as store:
+    with _opened(call) as store:
         _import(call, store)
         lease = Ipam(store).allocate(call.owner, config, _pod(call), in_use)
     return result(lease, config, dns, call.version)
@@ -91,7 +98,7 @@ def add(call: Call) -> Mapping[str, Any]:
 
 def delete(call: Call) -> None:
     # The ranges are not looked at: a DEL must free what an ADD took before they were spoilt.
-    with closing(_open(call)) as store:
+    with _opened(call) as store:
         with suppress(CniError):  # what cannot be imported need not be freed
             _import(call, store)
         Ipam(store).release(call.owner)
@@ -99,7 +106,7 @@ def delete(call: Call) -> None:
 
 def check(call: Call) -> None:
     _config(call)
-    with closing(_open(call)) as store:
+    with _opened(call) as store:
         _import(call, store)
         lease = Ipam(store).lease(call.owner)
     if lease is None:
@@ -133,7 +140,7 @@ def collect(call: Call) -> None:
             f"GC needs {VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
             "without it every address of the network would be freed",
         )
-    with closing(_open(call)) as store:
+    with _opened(call) as store:
         _import(call, store)
         Ipam(store).collect(call.network, valid)
 
@@ -148,7 +155,7 @@ def status(call: Call) -> None:
     try:
         if call.ipam.get("resolvConf"):
             read_resolv_conf(call.ipam["resolvConf"])
-        with closing(_open(call)) as store:
+        with _opened(call) as store:
             _import(call, store)
             store.atomically(lambda _unused: None)
     except CniError as problem:
@@ -225,7 +232,9 @@ def _check_version(verb: str, version: str) -> None:
         )
 
 
-def _call(env: Mapping[str, str], conf: Mapping[str, Any], version: str) -> Call:
+def _call(
+    env: Mapping[str, str], conf: Mapping[str, Any], version: str, open_store: Opener
+) -> Call:
     problems = []
     name = conf.get("name")
     if not isinstance(name, str) or not name:
@@ -234,7 +243,7 @@ def _call(env: Mapping[str, str], conf: Mapping[str, Any], version: str) -> Call
         problems.append(Problem("ipam", conf.get("ipam"), "the ipam section"))
     if problems:
         raise as_error(problems)
-    return Call(env, conf, version, str(name))
+    return Call(env, conf, version, str(name), open_store)
 
 
 def _config(call: Call) -> IpamConfig:
@@ -257,8 +266,8 @@ def _parse(call: Call, problems: list[Problem]) -> IpamConfig:
     )
 
 
-def _open(call: Call) -> Store:
-    return Store.in_directory(_data_dir(call) or call.env.get("HEADCNI_DATA_DIR") or DATA_DIR)
+def _opened(call: Call) -> AbstractContextManager[Store]:
+    return call.open_store(_data_dir(call) or call.env.get("HEADCNI_DATA_DIR") or DATA_DIR)
 
 
 def _data_dir(call: Call) -> str:
