@@ -8,6 +8,8 @@ import os
 import pytest
 from cni_node import EMPTY
 
+from headcni.errors import ADDRESS_TAKEN
+
 
 def conflist(node, *others, **changes):
     return {
@@ -123,6 +125,42 @@ def test_a_node_that_changes_over_to_our_ipam_gives_no_address_twice(node):
     assert node.add(new).address not in given
     node.delete(old, pods[0]).succeeds()
     assert node.add(new).address == given[0]
+
+
+def test_a_node_that_changes_over_to_another_ipam_gives_no_address_twice(node):
+    subnet = "10.55.1.0/24"
+    theirs = {"type": "host-local", "subnet": subnet, "dataDir": str(node.tmp / "networks")}
+    ours = {"type": "headcni-ipam", "subnet": subnet, "strategy": "dense-pack"}
+    old, new = node.conf(ipam=ours), node.conf(ipam=theirs)
+    given = [node.add(old).address for _ in range(3)]
+    pods = [node.pod() for _ in range(2)]
+    later = [node.add(new, pod).address for pod in pods]
+    assert len({*given, *later}) == 5
+    assert {n for n in os.listdir(node.tmp / "networks/pods") if n[0] == "1"} == {*later}
+
+
+def test_an_address_goes_back_to_the_ipam_that_gave_it(node):
+    data = node.tmp / "networks"
+    theirs = {"type": "host-local", "subnet": "10.55.1.0/24", "dataDir": str(data)}
+    ours = {"type": "headcni-ipam", "subnet": "10.55.1.0/24"}
+    old, new = node.conf(ipam=theirs), node.conf(ipam=ours)
+    pods = [node.pod() for _ in range(2)]
+    given = [node.add(old, pod).address for pod in pods]
+    node.delete(new, pods[0]).succeeds()
+    assert {n for n in os.listdir(data / "pods") if n[0] == "1"} == {given[1]}
+    assert node.call("GC", {**new, "cni.dev/valid-attachments": []}).code == 0
+    assert not [n for n in os.listdir(data / "pods") if n[0] == "1"]
+
+
+def test_an_ipam_that_has_but_one_address_is_told_whose_it_is(node):
+    ours = {"type": "headcni-ipam", "subnet": "10.55.1.0/24"}
+    given = node.add(node.conf(ipam=ours)).address
+    only = {"subnet": "10.55.1.0/24", "rangeStart": given, "rangeEnd": given}
+    theirs = {"type": "host-local", **only, "dataDir": str(node.tmp / "networks")}
+    refused = node.add(node.conf(ipam=theirs)).error
+    assert refused["code"] == ADDRESS_TAKEN
+    assert f"host-local gave {given}, which another pod of this node has" in refused["msg"]
+    assert not [n for n in os.listdir(node.tmp / "networks/pods") if n[0] == "1"]
 
 
 def test_our_ipam_serves_the_go_bridge(node):

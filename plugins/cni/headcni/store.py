@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from typing import Any, Callable, NamedTuple, TypeVar, final
 
 from .errors import STORE, TRY_AGAIN, CniError
-from .model import Lease, LeasedAddress, Owner, PodRef
+from .model import Address, Lease, LeasedAddress, Owner, PodRef
 
 T = TypeVar("T")
 
@@ -545,6 +545,13 @@ def insert_allocations(
             taken.append(leased)
             position += 1
     return tuple(taken)
+
+
+def holder_of(db: sqlite3.Connection, address: Address) -> Owner | None:
+    row = db.execute(
+        "SELECT network, container_id, ifname FROM allocation WHERE address = ?", (address.packed,)
+    ).fetchone()
+    return Owner(*row) if row is not None else None
 
 
 def drop_tombstone(db: sqlite3.Connection, tombstone: Tombstone) -> bool:

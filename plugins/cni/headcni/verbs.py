@@ -38,6 +38,7 @@ from .model import LeasedAddress, NetworkConfig, Owner, PodRef
 from .store import Attachment, Store, Tombstone
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
+ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
 TRIES = 3  # for what a link that is still to be deleted may stand in the way of
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
         if known.netns == call.netns and _still_there(node, network, known):
             node.attachment = known
             return result.shape(known.result, network.cni_version)
-        _undo(node, network, owner, call)  # another sandbox by the same name, or half of one
+        _undo(node, network, owner, call, known)  # another sandbox by the same name, or half of one
 
     with ExitStack() as undo:
         if network.delegates:
@@ -190,7 +191,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
 def delete(node: Node, network: NetworkConfig, call: Call) -> None:
     owner = _owner(network, call)
     node.attachment = node.store.attachment(owner)
-    _undo(node, network, owner, call, node.bury)
+    _undo(node, network, owner, call, node.attachment, node.bury)
     if node.bury is None:
         with suppress(CniError):  # what a daemon that was killed has left is not this pod's concern
             buried.finish(node.store, node.kernel)
@@ -201,19 +202,20 @@ def _undo(
     network: NetworkConfig,
     owner: Owner,
     call: Call,
+    known: Optional[Attachment],
     bury: Optional[Callable[[], None]] = None,
 ) -> None:
     """Take away whatever the owner has. Every step is tried, and is fine with finding nothing; the
     address is given back last, when nothing can use it any more. With `bury` the link is only cut,
     and its deletion and the address are left to whoever that calls."""
     failures: list[CniError] = []
-    name = link.host_name(owner)
+    name, served = link.host_name(owner), _as_added(network, known, call)
     _each(
         failures,
         lambda: chain.delete(network, call.env, owner, node.store),
         lambda: firewall.withdraw(node.store, owner),
     )
-    if bury is not None and not failures and not _other_ipam(network):
+    if bury is not None and not failures and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
             node.store.bury(Tombstone(owner, index))
@@ -222,7 +224,7 @@ def _undo(
     _each(
         failures,
         lambda: link.disconnect(node.kernel, name),
-        lambda: _release(node, network, owner, call),
+        lambda: _release(node, served, owner, call),
     )
     if failures:
         first = failures[0]
@@ -299,7 +301,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
         try:
             known_as = node.store.attachment(owner)
             netns_path = known_as.netns if known_as else ""
-            _undo(node, network, owner, call.for_owner(owner, netns_path))
+            _undo(node, network, owner, call.for_owner(owner, netns_path), known_as)
         except CniError as problem:
             failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
     node.ipam.collect(name, valid)
@@ -400,19 +402,42 @@ def _lease(
         import_on_request(node.store, owner.network, network.ipam.raw, ranges)
         in_use = link.address_in_use(node.kernel)
         return node.ipam.allocate(owner, network.ipam, str(call.pod), in_use).addresses
-    given = chain.ipam_add(network, call.env)
-    undo.callback(chain.ipam_del, network, call.env)
-    leased = [
-        LeasedAddress(
-            ip_interface(ip["address"]).ip,
-            ip_interface(ip["address"]).network.prefixlen,
-            ip_address(ip["gateway"]) if ip.get("gateway") else None,
-        )
-        for ip in given["ips"]
-    ]
-    # Known to ours, too: a node that changes over to it has pods which the other one served.
-    node.ipam.note(owner, str(call.pod), leased)
-    return leased
+    refused: list[LeasedAddress] = []
+    for _unused in range(ASKED_AGAIN):
+        leased = [_leased(ip) for ip in chain.ipam_add(network, call.env)["ips"]]
+        # Known to ours, too: a node that changes over to it has pods which the other one served.
+        # And one that has changed over to the other has pods which ours has served.
+        if node.ipam.note(owner, str(call.pod), leased):
+            undo.callback(chain.ipam_del, network, call.env)
+            return leased
+        chain.ipam_del(network, call.env)
+        if leased == refused:
+            break
+        refused = leased
+    raise CniError(
+        ADDRESS_TAKEN,
+        f"{network.ipam.type} gave {', '.join(str(one.address) for one in refused)}, "
+        "which another pod of this node has",
+        f"that pod has it from before ipam.type was {network.ipam.type}; drain the node, "
+        "or exclude the address there",
+    )
+
+
+def _leased(ip: Mapping[str, Any]) -> LeasedAddress:
+    interface = ip_interface(ip["address"])
+    gateway = ip_address(ip["gateway"]) if ip.get("gateway") else None
+    return LeasedAddress(interface.ip, interface.network.prefixlen, gateway)
+
+
+def _as_added(network: NetworkConfig, known: Optional[Attachment], call: Call) -> NetworkConfig:
+    """With the IPAM that gave the pod its address, where the node has changed over to another."""
+    then = known.config.get("ipam") if known is not None else None
+    if known is None or not isinstance(then, dict) or then.get("type") == network.ipam.type:
+        return network
+    try:
+        return config.parse(json.dumps(known.config).encode(), call.env, forgiving=True)
+    except CniError:
+        return network
 
 
 def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:

@@ -148,8 +148,12 @@ def test_releasing_twice_is_no_error_and_frees_nobody_else(node):
 
 def test_what_another_ipam_gave_is_given_to_nobody_until_it_is_released(node):
     node.add("c0", SMALL)
-    others = [LeasedAddress(ip_address(f"10.1.2.{last}"), 29, None) for last in (2, 3, 200)]
-    node.ipam.note(owner("theirs"), "default/web-0", others)
+    others = [LeasedAddress(ip_address(f"10.1.2.{last}"), 29, None) for last in (3, 200)]
+    for _ in range(2):
+        assert node.ipam.note(owner("theirs"), "default/web-0", others)
+    held = [*others, LeasedAddress(ip_address("10.1.2.2"), 29, None)]
+    assert not node.ipam.note(owner("another"), "default/web-1", held), "c0 has it"
+    assert node.ipam.lease(owner("another")) is None
     audit(node.store)
     assert node.add("c1", SMALL) == ["10.1.2.4"]
     assert addresses(node.ipam.release(owner("theirs"))) == ["10.1.2.3", "10.1.2.200"]

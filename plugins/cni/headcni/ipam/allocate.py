@@ -14,6 +14,7 @@ from ..store import (
     Store,
     Tombstone,
     drop_tombstone,
+    holder_of,
     insert_allocations,
     is_lost,
     lease_of_owner,
@@ -123,17 +124,21 @@ class Ipam:
             f" {HOLD_SECONDS:.0f} s; is the range used by something else, too?",
         )
 
-    def note(self, owner: Owner, pod: str, addresses: Iterable[LeasedAddress]) -> None:
+    def note(self, owner: Owner, pod: str, addresses: Iterable[LeasedAddress]) -> bool:
         """Have addresses that another IPAM gave to the owner as its own here, too: they are given
-        to nobody else, until it is released. What somebody holds stays with its holder."""
+        to nobody else, until it is released. False, and nothing is noted, if somebody else holds
+        one: of whom we know, and the other IPAM does not."""
         given = tuple(addresses)
 
-        def work(db: Db) -> None:
+        def work(db: Db) -> bool:
+            if any(holder_of(db, leased.address) not in (None, owner) for leased in given):
+                return False
             for leased in insert_allocations(db, owner, pod, given):
                 space.end_hold(db, leased.address.packed)
                 space.take(db, leased.address.packed)
+            return True
 
-        self.store.atomically(work)
+        return self.store.atomically(work)
 
     def release(self, owner: Owner) -> Lease | None:
         """Free what the owner has, and nothing else; None if it has nothing."""
