@@ -86,3 +86,17 @@ def test_pods_lose_their_network_if_told_so(site):
     (nodes,) = [one["result"]["nodes"] for one in told.tasks if one["task"] == "List the nodes"]
     assert sorted(one["name"] for one in nodes) == ["node1", "node2"]
     assert {tuple(one["approved_routes"]) for one in nodes} == {()}
+
+
+def test_a_headscale_that_is_gone_for_good_keeps_nobody_from_leaving(site):
+    lab = site.lab
+    site("--limit", "node1")
+    lab.on("control", "systemctl stop headscale")
+    try:
+        refused = uninstall(site, "--limit", "node1", check=False)
+        assert refused.code != 0
+        assert "headcni_identities=ignore" in refused.failures("node1")
+        uninstall(site, "--limit", "node1", headcni_identities="ignore")
+    finally:
+        lab.on("control", "systemctl start headscale")
+    assert "headcni" not in lab.on("node1", "ls /opt /etc /etc/cni/net.d /etc/systemd/system")

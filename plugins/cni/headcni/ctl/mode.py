@@ -231,4 +231,8 @@ def _systemctl(*words: str) -> None:
         )
     except subprocess.CalledProcessError as problem:
         said = problem.stderr.strip()
-        raise CniError(IO_FAILURE, f"systemctl {' '.join(words)} failed", said) from None
+    except subprocess.TimeoutExpired as problem:
+        said = f"it was not done within {problem.timeout:g} s; see: systemctl list-jobs"
+    else:
+        return
+    raise CniError(IO_FAILURE, f"systemctl {' '.join(words)} failed", said)
