@@ -21,11 +21,13 @@ from typing import Any, Callable, Dict, Optional
 
 from ..errors import IO_FAILURE, CniError
 from .events import Events
+from .few_at_once import FewAtOnce
 from .log import Log
 
 SOCKET = "/run/headcni/daemon.sock"
 LONGEST_QUESTION = 256
 CLIENTS = 16
+BUSY = b'{"error":"too many ask at once; try again"}\n'
 QUESTION_SECONDS = 5.0
 SEND_SECONDS = 10.0
 BEAT_SECONDS = 15.0  # how soon a follower that went away is noticed
@@ -82,14 +84,12 @@ class Control:
             yield {"error": f"{question!r} is not one of: status, events, events follow"}
 
 
-class _Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
+class _Server(FewAtOnce, socketserver.UnixStreamServer):
     request_queue_size = CLIENTS
 
     def __init__(self, path: str, control: Control) -> None:
         self.control = control
-        self._free = threading.Semaphore(CLIENTS)
-        super().__init__(path, _Handler)
+        super().__init__(CLIENTS, BUSY, path, _Handler)
 
     def server_bind(self) -> None:
         super().server_bind()
@@ -104,25 +104,6 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as caller:  # wakes up who waits
             caller.settimeout(1)
             caller.connect(self.control.path)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            with suppress(OSError):
-                request.settimeout(0.1)
-                request.send(b'{"error":"too many ask at once; try again"}\n')
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread could be started, to give the place back at its end
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         del request, client_address

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from http.client import LineTooLong
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
 from time import monotonic
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..errors import INVALID_CONFIG, IO_FAILURE, TRY_AGAIN, CniError
 from . import pprof
+from .few_at_once import FewAtOnce
 from .log import Log
 from .metrics import Metrics
 
@@ -188,10 +189,7 @@ class _Request(NamedTuple):
         return self.query.get("format") == "json" or "application/json" in self.accept
 
 
-class _Server(ThreadingHTTPServer):
-    """At most BUSY requests at a time; who comes beyond that is told so, and costs no thread."""
-
-    daemon_threads = True
+class _Server(FewAtOnce, HTTPServer):
     request_queue_size = 32
 
     def __init__(self, where: Tuple[str, int], monitor: Monitor) -> None:
@@ -199,8 +197,8 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if six else socket.AF_INET
         self.monitor = monitor
         self.ended = False
-        self._free = threading.Semaphore(BUSY)
-        super().__init__(where, _Handler)
+        busy = f"HTTP/1.0 503 Busy\r\nRetry-After: 1\r\n\r\n{BUSY} requests at a time\n"
+        super().__init__(BUSY, busy.encode(), where, _Handler)
 
     def server_bind(self) -> None:
         """As http.server has it, less the question to DNS what this host is called."""
@@ -224,27 +222,6 @@ class _Server(ThreadingHTTPServer):
         end = monotonic() + seconds
         for _unused in range(BUSY):
             self._free.acquire(timeout=max(0.0, end - monotonic()))
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            busy = f"HTTP/1.0 503 Busy\r\nRetry-After: 1\r\n\r\n{BUSY} requests at a time\n"
-            request.settimeout(0.1)
-            try:
-                request.send(busy.encode())
-            finally:
-                self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread could be started, to give the place back at its end
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         del request  # is closed by now
