@@ -5,12 +5,16 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
 from stub_server import says, stub_server
 
 from headcni.daemon.exchange import Connection, Exchange, Exchanges
+
+# Seen as an end of the answer, or, on a busy machine where it had not begun, as an error.
+CUT_OFF = suppress(OSError, http.client.HTTPException)
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_an_answer_in_time_is_whole(server):
 def test_a_server_that_drips_is_cut_off_when_the_time_is_up(server):
     server.answers = [drips]
     began = time.monotonic()
-    with Exchanges().begin(0.3) as exchange:
+    with Exchanges().begin(0.3) as exchange, CUT_OFF:
         ask(server, exchange)
     assert exchange.late and exchange.ended.is_set()
     assert time.monotonic() - began < 3
@@ -60,7 +64,7 @@ def test_what_is_in_progress_can_be_ended_and_what_comes_later_goes_on(server):
     ending = threading.Timer(0.3, exchanges.end)
     ending.start()
     began = time.monotonic()
-    with exchanges.begin(20.0) as exchange:
+    with exchanges.begin(20.0) as exchange, CUT_OFF:
         ask(server, exchange)
     ending.join()
     assert exchange.ended.is_set() and not exchange.late
