@@ -51,7 +51,18 @@ shell: ## log in to a machine (NODE=node1)
 
 ##@ Tests
 .PHONY: test
-test: check-lab lint cache test-unit test-collection test-sanity test-cni test-headscale test-daemon test-lab ## everything that CI runs (RETRY=1: once more, what failed)
+test: check-lab cache .venv/ready ## everything that CI runs (RETRY=1: once more, what failed)
+	@$(MAKE) --no-print-directory --jobs=2 test-the-code test-the-machine
+
+one_by_one = MAKEFLAGS='$(filter-out -j% --jobserver%,$(MAKEFLAGS))' $(MAKE) --no-print-directory
+# Both at once: the first is busy, and the second waits most of its time, for nodes. What the first
+# has to say comes when it is done.
+.PHONY: test-the-code test-the-machine
+test-the-code:
+	@log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; \
+	$(one_by_one) lint test-unit test-collection test-sanity test-headscale >$$log 2>&1
+test-the-machine:
+	@$(one_by_one) test-cni test-daemon test-lab
 
 .PHONY: test-unit
 test-unit: .venv/ready ## tests that need neither root nor a lab
