@@ -133,6 +133,11 @@ test-kubeadm: cache .venv/ready ## Kubernetes by kubeadm on the lab; building it
 	@$(LAB) tools kubernetes coredns
 	HEADCNI_CLUSTER=kubeadm $(PYTEST) tests/k8s
 
+.PHONY: test-e2e
+test-e2e: cache .venv/ready ## upstream's specs of the network at Kubernetes by kubeadm (not in `test`)
+	@$(LAB) tools kubernetes coredns e2e
+	$(PYTEST) tests/e2e
+
 .PHONY: test-vm
 test-vm: VMS := 2
 test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their own, beside a node (not in `test`)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
-from typing import Sequence
+from pathlib import Path
+from typing import Iterable, Optional, Sequence
+
+from .run import run
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 BUSYBOX = "lab.invalid/busybox:1"
@@ -47,13 +51,59 @@ def kubernetes(
     return _archive(tags, layer, ["/usr/local/bin/kubectl"], machine)
 
 
-def _archive(tags: Sequence[str], layer: bytes, entrypoint: list[str], machine: str) -> bytes:
+def program(
+    tags: Sequence[str],
+    name: str,
+    content: bytes,
+    machine: str,
+    *,
+    arguments: Sequence[str] = (),
+    files: Optional[dict[str, bytes]] = None,
+    links: Optional[dict[str, str]] = None,
+) -> bytes:
+    """Of one that is linked statically, and of what else its pods call."""
+    held = {name: (content, 0o755)}
+    held.update((path, (data, 0o755)) for path, data in (files or {}).items())
+    return _archive(tags, _tar(held, links or {}), [f"/{name}"], machine, arguments)
+
+
+def taken(base: Path, programs: Iterable[str]) -> dict[str, bytes]:
+    """Programs of a root file system, with all that they are linked with, by their paths."""
+    found = [f"/{path}" for path in programs]
+    # Each name with a colon, and below it the paths of its libraries.
+    said = run("chroot", base, "ldd", *found).stdout
+    linked = (word for word in said.split() if word.startswith("/") and not word.endswith(":"))
+    return {
+        path[1:]: _seen_in(base, path[1:]).read_bytes() for path in dict.fromkeys((*found, *linked))
+    }
+
+
+def _seen_in(base: Path, path: str) -> Path:
+    """Links lead to where they do in the image, absolute ones too."""
+    found = base / path
+    while found.is_symlink():
+        target = os.readlink(found)
+        found = base / target[1:] if target.startswith("/") else found.parent / target
+    return found
+
+
+def _archive(
+    tags: Sequence[str],
+    layer: bytes,
+    entrypoint: list[str],
+    machine: str,
+    arguments: Sequence[str] = (),
+) -> bytes:
     """A docker archive, as `ctr images import` takes it."""
     config = json.dumps(
         {
             "architecture": ARCHITECTURES[machine],
             "os": "linux",
-            "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/bin:/usr/sbin:/bin"]},
+            "config": {
+                "Entrypoint": entrypoint,
+                "Cmd": list(arguments),
+                "Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/bin"],
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
         }
     ).encode()

@@ -10,13 +10,11 @@ within a container needs is in a drop-in and in files named lab, and nowhere els
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
 from . import images, kubelet
 from .layout import Plan
-from .run import run
 
 # One program goes by many names.
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler")
@@ -134,30 +132,11 @@ def files(
 def _image(program: bytes, version: str, base: Path, arch: str) -> bytes:
     """Of all components, and of Debian's iptables, which kube-proxy works with."""
     tags = [f"lab.invalid/{name}:{version}" for name in COMPONENTS]
-    held = {"usr/local/bin/kubernetes": program}
-    for path in _programs(base):
-        held[path] = _seen_in(base, path).read_bytes()
+    # And what iptables loads for its matches and targets.
+    loaded = (str(path.relative_to(base)) for path in base.glob("usr/lib/*/xtables/*.so"))
+    held = {"usr/local/bin/kubernetes": program, **images.taken(base, (IPTABLES, *loaded))}
     links = {f"usr/local/bin/{name}": "kubernetes" for name in (*COMPONENTS, "etcd")}
     for name in ("iptables", "ip6tables"):
         for what in ("", "-save", "-restore"):
             links[f"usr/sbin/{name}{what}"] = "xtables-nft-multi"
     return images.kubernetes([*tags, "lab.invalid/etcd:1"], held, links, arch)
-
-
-def _seen_in(base: Path, path: str) -> Path:
-    """Links lead to where they do in the image, absolute ones too."""
-    found = base / path
-    while found.is_symlink():
-        target = os.readlink(found)
-        found = base / target[1:] if target.startswith("/") else found.parent / target
-    return found
-
-
-def _programs(base: Path) -> list[str]:
-    """iptables, what it loads for its matches and targets, and what all of them are linked with."""
-    loaded = (f"/{path.relative_to(base)}" for path in base.glob("usr/lib/*/xtables/*.so"))
-    found = [f"/{IPTABLES}", *loaded]
-    # Each name with a colon, and below it the paths of its libraries.
-    said = run("chroot", base, "ldd", *found).stdout
-    linked = (word for word in said.split() if word.startswith("/") and not word.endswith(":"))
-    return [path[1:] for path in dict.fromkeys((*found, *linked))]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from . import k3s, kubeadm, mirror
+from . import e2e, k3s, kubeadm, mirror
 from .cgroups import Cgroup
 from .layout import CHECKOUT, Lab, LabError, cache_dir
 from .locks import locked
@@ -97,7 +97,7 @@ class Tool:
                 ),
                 "sigs.k8s.io/cri-tools/pkg/version.Version": self.replaced("sigs.k8s.io/cri-tools"),
             }
-        if self.name == "kubernetes":
+        if self.name in ("kubernetes", "e2e"):
             return _kubernetes_stamps(kubernetes_version())
         version = tailscale_version()
         return {f"tailscale.com/version.{kind}Stamp": version for kind in ("long", "short")}
@@ -134,9 +134,11 @@ HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
 FLANNEL = Tool("flannel")  # the CNI plugin that k3s' own flannel calls
 CRITEST = Tool("critest")
 KUBERNETES = Tool("kubernetes")  # and kubeadm and etcd, in one program: seven minutes
+# Its specs of the network, and agnhost, which their pods run.
+E2E = Tool("e2e", beside=e2e.SERVED)
 # What each kind of cluster runs on; the first has a kubectl.
 CLUSTERS = {"k3s": (K3S, COREDNS), "kubeadm": (KUBERNETES, COREDNS)}
-ON_DEMAND = (K3S, KUBERNETES, COREDNS, HEADSCALE_OLD, FLANNEL, CRITEST)
+ON_DEMAND = (K3S, KUBERNETES, COREDNS, HEADSCALE_OLD, FLANNEL, CRITEST, E2E)
 
 
 def tailscale_version() -> str:
@@ -228,6 +230,8 @@ def _build(lab: Lab, tool: Tool, progress: Step) -> None:
         k3s.pack(tool.module_dir("github.com/k3s-io/k3s"), target)
     elif tool is KUBERNETES:
         kubeadm.pack(target)
+    elif tool is E2E:
+        e2e.pack(tool.module_dir("k8s.io/kubernetes"), target)
     target.rename(tool.home)
 
 

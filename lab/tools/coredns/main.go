@@ -1,4 +1,5 @@
-// CoreDNS with the plugins that k3s' own Corefile names, and none of the clouds'.
+// CoreDNS with the plugins that k3s' own Corefile names and those of upstream's specs, and none of
+// the clouds'.
 package main
 
 import (
@@ -9,6 +10,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/hosts"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/log"
 	_ "github.com/coredns/coredns/plugin/loop"
 	_ "github.com/coredns/coredns/plugin/metrics"
 	_ "github.com/coredns/coredns/plugin/ready"

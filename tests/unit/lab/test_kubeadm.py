@@ -10,7 +10,7 @@ from io import BytesIO
 
 import pytest
 
-from lab import inventory, kubeadm, tools
+from lab import images, inventory, kubeadm, tools
 from lab.layout import Lab, Plan
 
 PLAN = Plan(
@@ -36,7 +36,7 @@ def files(tmp_path, monkeypatch):
     for name in ("kubernetes", "coredns"):
         (tmp_path / name).write_text(name)
     linked = "\tlibmnl.so => /usr/lib/arch/libmnl.so (0x7f)\n\t/lib64/loader (0x7f)\n"
-    monkeypatch.setattr(kubeadm, "run", lambda *_argv: type("Done", (), {"stdout": linked}))
+    monkeypatch.setattr(images, "run", lambda *_argv: type("Done", (), {"stdout": linked}))
     return lambda machine: kubeadm.files(PLAN, machine, "v1.2.3", tmp_path, tmp_path, base)
 
 
