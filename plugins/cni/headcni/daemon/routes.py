@@ -149,29 +149,29 @@ def prefixes(networks: Iterable[Network]) -> list[Prefix]:
 
 def claims_of(
     peers: Iterable[Peer], cluster: Sequence[Prefix], before: Mapping[str, Sequence[Claim]]
-) -> dict[str, list[Claim]]:
+) -> dict[str, tuple[Claim, ...]]:
     """What each peer serves of the cluster's CIDRs, by the peer's id."""
     found = {}
     within = tuple(cluster)
     for peer in peers:
         if peer.expired:
             continue
-        claims = [Claim(prefix, peer.name) for prefix in _inside(peer.routes, within)]
+        claims = _served(peer.name, peer.routes, within)
         if not claims and not peer.online:
-            claims = [claim._replace(remembered=True) for claim in before.get(peer.id, ())]
+            claims = tuple(claim._replace(remembered=True) for claim in before.get(peer.id, ()))
         if claims:
             found[peer.id] = claims
     return found
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _inside(routes: tuple[str, ...], cluster: tuple[Prefix, ...]) -> tuple[Prefix, ...]:
+def _served(peer: str, routes: tuple[str, ...], cluster: tuple[Prefix, ...]) -> tuple[Claim, ...]:
     found = []
     for route in routes:
         with contextlib.suppress(ValueError, OSError):
             prefix = Prefix.parse(route)
             if any(one.covers(prefix) for one in cluster):
-                found.append(prefix)
+                found.append(Claim(prefix, peer))
     return tuple(found)
 
 
@@ -269,7 +269,7 @@ class RouteManager:
         self._lock = threading.Lock()
         self._cluster, self._own = prefixes(mesh.cluster_cidrs), prefixes(mesh.own_cidrs)
         self._gateways, self._sources = packed(mesh.gateways), packed(mesh.sources)
-        self._claims: Optional[dict[str, list[Claim]]] = None  # None: not heard of any yet
+        self._claims: Optional[dict[str, tuple[Claim, ...]]] = None  # None: not heard of any yet
         self._heard: tuple[Condition, ...] = ()
         self._settled: set[object] = set()
         self._calm: Optional[tuple[_View, tuple[Alarm, ...]]] = None
