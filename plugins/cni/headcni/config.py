@@ -90,7 +90,7 @@ class _Known(NamedTuple):
     seen: tuple[int, ...]
 
 
-_known: dict[tuple[bytes, bool, tuple[str, ...]], _Known] = {}
+_known: dict[tuple[bytes, bool, tuple[tuple[str, ...], ...]], _Known] = {}
 
 
 def parse(stdin: bytes, env: Mapping[str, str], forgiving: bool = False) -> NetworkConfig:
@@ -128,13 +128,13 @@ def _state_of(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _what_counts(env: Mapping[str, str]) -> tuple[str, ...]:
+def _what_counts(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     """What of the environment a NetworkConfig is made of. Which pod it is for is not: of all that
     a runtime says to a plugin, often only this differs from one pod to the next."""
     pairs = env.get("CNI_ARGS", "").split(";")
     return (
-        *(pair for pair in pairs if not pair.startswith(_WHICH_POD)),
-        *(f"{name}={value}" for name, value in env.items() if name.startswith("HEADCNI_")),
+        tuple(pair for pair in pairs if not pair.startswith(_WHICH_POD)),
+        *(item for item in env.items() if item[0].startswith("HEADCNI_")),
     )
 
 

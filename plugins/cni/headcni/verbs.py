@@ -404,13 +404,15 @@ def _lease(
         return node.ipam.allocate(owner, network.ipam, str(call.pod), in_use).addresses
     refused: list[LeasedAddress] = []
     for _unused in range(ASKED_AGAIN):
-        leased = [_leased(ip) for ip in chain.ipam_add(network, call.env)["ips"]]
-        # Known to ours, too: a node that changes over to it has pods which the other one served.
-        # And one that has changed over to the other has pods which ours has served.
-        if node.ipam.note(owner, str(call.pod), leased):
-            undo.callback(chain.ipam_del, network, call.env)
-            return leased
-        chain.ipam_del(network, call.env)
+        given = chain.ipam_add(network, call.env)
+        with ExitStack() as give_back:
+            give_back.callback(chain.ipam_del, network, call.env)
+            leased = [_leased(ip) for ip in given["ips"]]
+            # Known to ours, too: a node that changes over to it has pods which the other one
+            # served. And one that has changed over to the other has pods which ours has served.
+            if node.ipam.note(owner, str(call.pod), leased):
+                undo.push(give_back.pop_all())
+                return leased
         if leased == refused:
             break
         refused = leased
@@ -432,7 +434,9 @@ def _leased(ip: Mapping[str, Any]) -> LeasedAddress:
 def _as_added(network: NetworkConfig, known: Optional[Attachment], call: Call) -> NetworkConfig:
     """With the IPAM that gave the pod its address, where the node has changed over to another."""
     then = known.config.get("ipam") if known is not None else None
-    if known is None or not isinstance(then, dict) or then.get("type") == network.ipam.type:
+    if known is None or not isinstance(then, dict) or "type" not in then:
+        return network
+    if then["type"] == network.ipam.type:
         return network
     try:
         return config.parse(json.dumps(known.config).encode(), call.env, forgiving=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
-from headcni import errors, verbs
+from headcni import chain, config, errors, verbs
+from headcni.model import Owner
 
 CONF = {
     "cniVersion": "1.1.0",
@@ -39,3 +42,21 @@ def test_a_verb_that_is_turned_off_finds_nothing_wrong(verb, key, code, tmp_path
     assert call(verb, tmp_path) == code
     assert call(verb, tmp_path, **{key: False}) == code
     assert call(verb, tmp_path, **{key: True}) == 0
+
+
+def test_what_another_ipam_gave_goes_back_to_it_if_it_cannot_be_noted(monkeypatch):
+    """A full disk, say: the pod fails, and its address must not stay with the other IPAM."""
+
+    def note(*_unused: object) -> bool:
+        raise errors.CniError(errors.STORE, "the store cannot be written")
+
+    asked = []
+    given = {"ips": [{"address": "10.9.1.7/24", "gateway": "10.9.1.1"}]}
+    monkeypatch.setattr(chain, "ipam_add", lambda *_unused: asked.append("ADD") or given)
+    monkeypatch.setattr(chain, "ipam_del", lambda *_unused: asked.append("DEL"))
+    node = SimpleNamespace(ipam=SimpleNamespace(note=note))
+    conf = json.dumps({**CONF, "ipam": {"type": "host-local", "subnet": "10.9.1.0/24"}})
+    network = config.parse(conf.encode(), {})
+    with pytest.raises(errors.CniError, match="cannot be written"), ExitStack() as undo:
+        verbs._lease(node, network, Owner("pods", "c1", "eth0"), verbs.Call("ADD"), undo)
+    assert asked == ["ADD", "DEL"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 
@@ -15,9 +16,15 @@ class FewAtOnce(socketserver.ThreadingMixIn):
 
     def __init__(self, at_once: int, busy: bytes, *args: Any) -> None:
         """`busy` is what the one too many gets."""
-        self._busy = busy
+        self._at_once, self._busy = at_once, busy
         self._free = threading.Semaphore(at_once)
         super().__init__(*args)
+
+    def drained(self, seconds: float) -> None:
+        """Wait for those at work; nobody gets in afterwards."""
+        end = monotonic() + seconds
+        for _unused in range(self._at_once):
+            self._free.acquire(timeout=max(0.0, end - monotonic()))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

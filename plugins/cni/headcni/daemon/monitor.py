@@ -218,11 +218,6 @@ class _Server(FewAtOnce, HTTPServer):
         thread.join(seconds)
         self.server_close()
 
-    def drained(self, seconds: float) -> None:
-        end = monotonic() + seconds
-        for _unused in range(BUSY):
-            self._free.acquire(timeout=max(0.0, end - monotonic()))
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         del request  # is closed by now
         log.debug("request ended early", client=client_address[0], problem=sys.exc_info()[1])
