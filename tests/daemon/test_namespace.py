@@ -165,6 +165,7 @@ def test_tailscaleds_port_leads_into_the_namespace_from_outside_and_from_the_nod
     "harm",
     [
         "host: ip rule del priority 5190",
+        "host: ip -6 rule del priority 5193",
         "host: ip -6 rule del priority 5191",
         "host: ip rule add priority 5191 to 203.0.113.0/24 lookup main protocol 72",
         "host: ip route del 100.64.0.0/10 table 5201",
@@ -647,6 +648,26 @@ def test_a_host_tailscaled_that_comes_and_goes_ten_times_costs_the_pods_no_ping(
     assert (v4[0] - v4[1], v6[0] - v6[1]) == (0, 0)
     assert re.search(r"via \S+:41642 in", said), said
     assert "dev eth0" in way, way
+
+
+def test_a_host_tailscaled_does_not_go_through_our_mesh(mesh):
+    """It tells its peers every address of the node as a way to it, the pods' gateway too: what
+    goes there would be a tunnel in our tunnel, and break with it."""
+    closed = (
+        "nft 'table inet test { chain in { type filter hook input priority 0; "
+        "iifname eth0 udp dport 41641 drop; }; }'"
+    )
+    for node in NODES:
+        mesh.on(node, closed)
+    try:
+        mesh.on("node1", "systemctl restart tailscaled")
+        mesh.wait("node1", RUNNING)
+        said = mesh.on("node1", "tailscale ping --c 10 --timeout 2s node2", check=False)
+    finally:
+        for node in NODES:
+            mesh.on(node, "nft delete table inet test")
+    assert "via DERP" in said, said
+    assert "via 10.42" not in said and "via [fd42" not in said, said
 
 
 def test_a_host_tailscaled_does_not_notice_that_ours_comes_and_goes(mesh):

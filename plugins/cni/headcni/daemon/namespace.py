@@ -51,8 +51,11 @@ INSIDE = "eth0"
 TUN_MTU = 1280
 
 # Before Tailscale's rules (5210 to 5270), and the last one after them.
-FROM_MESH, TO_LINK, PODS_TO_TAILNET, NODE_TO_TAILNET = 5190, 5191, 5192, 5280
-PRIORITIES = (FROM_MESH, TO_LINK, PODS_TO_TAILNET, NODE_TO_TAILNET)
+FROM_MESH, TO_LINK, PODS_TO_TAILNET, FROM_TAILSCALED, NODE_TO_TAILNET = 5190, 5191, 5192, 5193, 5280
+PRIORITIES = (FROM_MESH, TO_LINK, PODS_TO_TAILNET, FROM_TAILSCALED, NODE_TO_TAILNET)
+MAIN = 32766  # the kernel's own rule for the main table
+# What every tailscaled marks the packets of its own sockets with.
+TAILSCALED_MARK, TAILSCALED_MASK = 0x80000, 0xFF0000
 
 # tailscaled takes link-local addresses for "no network"; these are ordinary private ones.
 _LINKS4 = ("192.168.255.252/30", "172.31.255.252/30", "10.255.255.252/30")
@@ -72,10 +75,12 @@ class Rule(NamedTuple):
 
     version: int
     priority: int
-    table: int
+    table: int = 0
     iif: str = ""
     src: str = ""
     dst: str = ""
+    mark: int = 0  # under TAILSCALED_MASK
+    goto: int = 0
 
 
 @dataclass(frozen=True)
@@ -304,12 +309,16 @@ class MeshNamespace:
     def _rules(self, cable: Cable) -> list[Rule]:
         """What leaves the namespace, and what answers it, goes by the main table, whatever a
         tailscaled of the host's accepts. Pods' packets for the tailnet go into the namespace.
-        The node's own do too, except to the peers of the host's tailscaled, which come first."""
+        The node's own do too, except to the peers of the host's tailscaled, which come first.
+
+        A tailscaled tells its peers every address of its node as a way to it, the pods' gateway
+        too. The host's must not try that of another node: it would be a tunnel in our tunnel."""
         found = []
         for link in cable.links:
             version = link.version
             found.append(Rule(version, FROM_MESH, RT_TABLE_MAIN, iif=self.interface))
             found.append(Rule(version, TO_LINK, RT_TABLE_MAIN, dst=str(link)))
+            found.append(Rule(version, FROM_TAILSCALED, mark=TAILSCALED_MARK, goto=MAIN))
             for dst in (one for one in self.config.tailnet if one.version == version):
                 for src in (one for one in self.config.pod_cidrs if one.version == version):
                     found.append(
@@ -562,16 +571,24 @@ def _see_rules(see: _See, kernel: Any, where: str, wanted: Iterable[Rule]) -> No
 
 def _shown(rule: Rule) -> str:
     words = [f"{rule.priority}:"]
-    for word, value in (("from", rule.src or "all"), ("to", rule.dst), ("iif", rule.iif)):
+    mark = f"{rule.mark:#x}/{TAILSCALED_MASK:#x}" if rule.mark else ""
+    shown = {"from": rule.src or "all", "to": rule.dst, "iif": rule.iif, "fwmark": mark}
+    for word, value in shown.items():
         words += [word, value] if value else []
-    return " ".join([*words, f"lookup {'main' if rule.table == RT_TABLE_MAIN else rule.table}"])
+    table = "main" if rule.table == RT_TABLE_MAIN else rule.table
+    return " ".join([*words, f"goto {rule.goto}" if rule.goto else f"lookup {table}"])
 
 
 def _rule(kernel: Any, verb: str, rule: Rule) -> None:
-    given: dict[str, Any] = {"priority": rule.priority, "table": rule.table}
-    given.update({key: value for key in ("src", "dst") if (value := getattr(rule, key))})
+    given: dict[str, Any] = {"priority": rule.priority}
+    keys = ("table", "src", "dst", "goto")
+    given.update({key: value for key in keys if (value := getattr(rule, key))})
     if rule.iif:
         given["iifname"] = rule.iif
+    if rule.mark:
+        given.update(fwmark=rule.mark, fwmask=TAILSCALED_MASK)
+    if rule.goto:
+        given["action"] = "goto"
     family = socket.AF_INET if rule.version == 4 else socket.AF_INET6
     kernel.rule(verb, family=family, protocol=RTPROT_HEADCNI, **given)
 
@@ -592,8 +609,10 @@ def _rules_of(kernel: Any) -> list[Rule]:
                 Rule(
                     version,
                     one.get("FRA_PRIORITY"),
-                    one.get("FRA_TABLE"),
+                    one.get("FRA_TABLE") or 0,
                     one.get("FRA_IIFNAME") or "",
+                    mark=one.get("FRA_FWMARK") or 0,
+                    goto=one.get("FRA_GOTO") or 0,
                     **ends,
                 )
             )
