@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -73,9 +72,9 @@ class Node:
         cls, raw: Mapping[str, Any], routes: Optional[Iterable[Mapping[str, Any]]] = None
     ) -> Node:
         """`routes` are the node's, where the server keeps them apart."""
-        available, approved, served = (
-            texts(raw.get(name)) for name in ("availableRoutes", "approvedRoutes", "subnetRoutes")
-        )
+        available = texts(raw.get("availableRoutes"))
+        approved = texts(raw.get("approvedRoutes"))
+        served = texts(raw.get("subnetRoutes"))
         switches: dict[str, str] = {}
         for route in routes or ():
             prefix = str(route.get("prefix", ""))
@@ -89,8 +88,8 @@ class Node:
             key=str(raw.get("nodeKey", "")),
             name=str(raw.get("givenName") or raw.get("name", "")),
             hostname=str(raw.get("name", "")),
-            user=str(owner.get("name", "")) if isinstance(owner, Mapping) else "",
-            user_id=str(owner.get("id", "")) if isinstance(owner, Mapping) else "",
+            user=str(owner.get("name", "")) if isinstance(owner, dict) else "",
+            user_id=str(owner.get("id", "")) if isinstance(owner, dict) else "",
             tags=tuple(sorted({*texts(raw.get("tags")), *texts(raw.get("forcedTags"))})),
             addresses=texts(raw.get("ipAddresses")),
             online=bool(raw.get("online")),
@@ -157,15 +156,19 @@ class Policy:
 
 
 def texts(found: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _read_time(text: Any) -> Optional[datetime]:
     """Go's zero time is none. Fractions go: Python before 3.11 does not read nine digits."""
-    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", str(text or ""))
-    if not found or found[1].startswith("0001-"):
+    if not isinstance(text, str) or text.startswith("0001-"):
         return None
-    return datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+    try:
+        return datetime.fromisoformat(text[: len("2026-01-31T12:00:00")]).replace(
+            tzinfo=timezone.utc
+        )
+    except ValueError:
+        return None
 
 
 def written(when: Optional[datetime]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     NOT_FOUND,
@@ -179,6 +179,8 @@ def plan(
         before = _sorted(node.approved)
         if absent:
             after = _without(before, one.routes)
+        elif set(one.routes) <= set(before) and not purge:
+            after = before
         else:
             kept = () if purge else before
             # As the server spells them, where it has them.
@@ -282,9 +284,10 @@ def _machines(
     return {number: frozenset(group) for number, group in groups.items()}
 
 
-@dataclass(frozen=True)
-class _Claim:
-    network: Network
+class _Claim(NamedTuple):
+    version: int
+    first: int
+    last: int
     text: str
     machine: frozenset[str]
     asked: bool  # for in this call, not held already
@@ -332,7 +335,8 @@ def _claims(
         # What somebody else approved may well have host bits set.
         network = _network(text, strict=False)
         if network is not None and network.prefixlen:
-            claims.append(_Claim(network, text, machine, asked, owner, label))
+            first, last = int(network.network_address), int(network.broadcast_address)
+            claims.append(_Claim(network.version, first, last, text, machine, asked, owner, label))
     return claims
 
 
@@ -344,11 +348,8 @@ def _clashes(claims: Iterable[_Claim]) -> list[tuple[_Claim, _Claim]]:
     """
     found = []
     around: list[_Claim] = []
-    for claim in sorted(
-        claims,
-        key=lambda c: (c.network.version, int(c.network.network_address), c.network.prefixlen),
-    ):
-        while around and not around[-1].network.overlaps(claim.network):
+    for claim in sorted(claims, key=lambda c: (c.version, c.first, -c.last)):
+        while around and (around[-1].version, around[-1].last) < (claim.version, claim.first):
             around.pop()
         for other in around:
             if (claim.asked or other.asked) and not claim.machine & other.machine:
@@ -385,7 +386,8 @@ def _sorted(routes: Iterable[str]) -> tuple[str, ...]:
             return (9, 0, 0, text)
         return (network.version, int(network.network_address), network.prefixlen, text)
 
-    return tuple(sorted(set(routes), key=order))
+    once = set(routes)
+    return tuple(sorted(once, key=order) if len(once) > 1 else once)
 
 
 def _without(routes: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
