@@ -110,6 +110,25 @@ def test_preflight_stops_every_host_with_the_reason(playbook):
     assert "PLAY RECAP" in said and "unreachable=0" in said
 
 
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"tags": ["tag:ok", "tag:No Good"]}, "headscale_routes_tags: 'tag:No Good', expected tag: "),
+        ({"key_expiration_minutes": 0}, "headscale_routes_key_expiration_minutes: 0, expected 1 or"),
+        ({"user": "", "tags": []}, "headscale_routes_user: empty, and headscale_routes_tags is too"),
+    ],
+)
+def test_preflight_names_what_no_key_can_be_made_of(playbook, given, said):
+    playbook.vars.update({f"headscale_routes_{name}": value for name, value in given.items()})
+    assert said in playbook.fails("preflight")
+
+
+def test_why_there_is_no_key_is_told_though_the_key_is_not(joined):
+    joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = True
+    joined.vars["headscale_routes_key_expiration_minutes"] = 10**9
+    assert "expiration_minutes: 1000000000, expected a number from 1" in joined.fails("key")
+
+
 def test_what_is_missing_is_named_before_anything_is_asked(playbook):
     del playbook.vars["headscale_routes_url"]
     said = playbook.fails("approve")
