@@ -130,7 +130,8 @@ def test_a_pod_of_a_stateful_set_comes_back_under_its_name(cluster):
         assert anew["metadata"]["uid"] != uid
         assert cluster.http("db-1", anew["status"]["podIP"]) == "db-0"
         name = "nslookup db-0.db.default.svc.cluster.local"
-        until(lambda: anew["status"]["podIP"] in cluster.exec("db-1", name, False), 60)  # noqa: B023
+        # CoreDNS, which has lost the API server a moment ago, may wait 60 s before it asks again.
+        until(lambda: anew["status"]["podIP"] in cluster.exec("db-1", name, False), 120)  # noqa: B023
     assert cluster.get("pod", "db-1")["status"]["podIP"] == other["status"]["podIP"]
     for node in NODES:
         assert_addresses_are_of_pods(cluster, node)
