@@ -10,7 +10,7 @@ from .fleet import LabCommand, playbook
 from .measure import Findings, Row, in_turns, median
 
 SENDER, RECEIVER = "node1", "node2"
-ROUNDS = 20
+ROUNDS = 40
 SECONDS = 2
 PORT = 5201
 PEER_CONF = "/run/bench/net.d"
