@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,6 +245,8 @@ def arrange(
             f"{', '.join(in_the_way)}: not a link of HeadCNI's; move it away, "
             "or choose another directory"
         )
+    if not dry:
+        _record(links, root)
     for path, target in links.items():
         had = _target(path)
         if had == target:
@@ -303,6 +305,19 @@ def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
     return links
 
 
+def _recorded(root: str) -> list[str]:
+    """Every place that a link of ours was ever put: the directories may be others by now."""
+    return _bytes(os.path.join(root, "links")).decode(errors="replace").splitlines()
+
+
+def _record(links: Iterable[str], root: str) -> None:
+    had = _recorded(root)
+    new = [path for path in links if path not in had]
+    if new:
+        text = "".join(f"{path}\n" for path in (*had, *new))
+        _write(os.path.join(root, "links"), text.encode(), 0o644)
+
+
 def prune(
     keep: int, steps: Steps, *, root: str = ROOT, dry: bool = False, spare: str = ""
 ) -> list[str]:
@@ -324,8 +339,9 @@ def remove(wanted: Wanted, steps: Steps, *, root: str = ROOT, dry: bool = False)
     names = [
         *(os.path.join(folder, one) for folder in wanted.bin_dirs for one in (*PROGRAMS, LOOPBACK)),
         os.path.join(wanted.command_dir, COMMAND),
+        *_recorded(root),
     ]
-    for path in names:
+    for path in dict.fromkeys(names):
         had = _target(path)
         if had.startswith(root + os.sep):
             steps.note(f"{path} -> {had}", "")

@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import tarfile
+from dataclasses import replace
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import node_release
@@ -220,6 +221,20 @@ def test_removal_takes_all_of_ours_and_nothing_else(root, tmp_path, wanted):
     assert os.listdir(tmp_path / "cni") == ["bridge"]
     assert os.listdir(tmp_path / "bin") == os.listdir(tmp_path / "systemd") == []
     assert not root.exists()
+
+
+def test_removal_finds_the_links_in_directories_of_before(root, tmp_path, wanted):
+    release = Tarball(tmp_path / "t.tar.gz").install(root)
+    node_release.switch(release, str(root))
+    node_release.arrange(release, wanted, Steps(), root=str(root))
+    elsewhere = replace(
+        wanted, bin_dirs=[str(tmp_path / "other")], command_dir=str(tmp_path / "commands")
+    )
+    node_release.arrange(release, elsewhere, Steps(), root=str(root))
+    assert os.listdir(tmp_path / "cni")  # a runtime may still look there, for a DEL
+    node_release.remove(elsewhere, Steps(), root=str(root))
+    for folder in ("cni", "bin", "other", "commands"):
+        assert os.listdir(tmp_path / folder) == []
 
 
 @pytest.mark.parametrize(
