@@ -108,6 +108,7 @@ def test_pods_talk_on_while_the_api_server_is_away_for_a_minute(cluster, talking
             time.sleep(0.5)
     finally:
         cluster.on("node1", cluster.kind.start_api_server)
+        until(lambda: cluster.kubectl("get", "--raw", "/readyz", check=False), 120, "API server")
     cluster.until_ready()
     assert asked > 10 and lost == 0, f"{lost} of {asked} lost"
     for node in NODES:  # the daemon has found it again
