@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from ipaddress import ip_network
 
-from .measure import Findings, Row, Series, median, timed
+from .measure import Findings, Row, Series, frozen, median, timed
 from .stage import Stage
 
 SIZES = (10, 100, 1000, 5000)
@@ -32,29 +31,27 @@ def run(stage: Stage, findings: Findings) -> None:
     stage.node.netns.ip("tuntap add dev tailscale0 mode tun")
     stage.node.netns.ip("link set tailscale0 up")
     full, one = {}, {}
-    gc.collect()
-    gc.freeze()  # as the daemon does at its start; and this process has much more that is old
     # A table of its own: the daemon on the stage keeps the usual one.
     mesh = manager.Mesh((ip_network(CLUSTER),), (ip_network(OWN),), table=9999, priority=4000)
     try:
-        for size in SIZES:
-            peers = tuple(peer(number) for number in range(size))
-            Tailnet.peers = peers
-            passes = []
-            for _ in range(3):
-                made = manager.RouteManager(mesh, Tailnet())
+        with frozen():
+            for size in SIZES:
+                peers = tuple(peer(number) for number in range(size))
+                Tailnet.peers = peers
+                passes = []
+                for _ in range(3):
+                    made = manager.RouteManager(mesh, Tailnet())
+                    made.remove_all()
+                    passes.append(1000 * timed(made.reconcile))
+                full[size] = median(passes)
+                made.reconcile()
+                changes = []
+                for number in range(5):
+                    Tailnet.peers = peers[:-1] if number % 2 == 0 else peers
+                    changes.append(1000 * timed(made.reconcile))
+                one[size] = median(changes)
                 made.remove_all()
-                passes.append(1000 * timed(made.reconcile))
-            full[size] = median(passes)
-            made.reconcile()
-            changes = []
-            for number in range(5):
-                Tailnet.peers = peers[:-1] if number % 2 == 0 else peers
-                changes.append(1000 * timed(made.reconcile))
-            one[size] = median(changes)
-            made.remove_all()
     finally:
-        gc.unfreeze()
         stage.node.netns.ip("link del tailscale0")
     findings.raw["routes"] = {"full pass": full, "one change": one}
     plot = Series("reconciling routes", "peers", "milliseconds")
