@@ -30,6 +30,8 @@ def site():
         f"tailscale set --advertise-routes={MINE} --accept-routes=false --accept-dns=true"
         " --snat-subnet-routes=true",
     )
+    # tailscaled says that it is done before its rules are there.
+    lab.wait("node2", 'a=$(nft -s list ruleset); sleep 3; [ "$a" = "$(nft -s list ruleset)" ]')
     yield site
     lab("down")
     assert_nothing_left(before, lab.listing())
@@ -62,7 +64,8 @@ def test_a_node_is_as_it_was(site, mode):
     assert foretold.changed == uninstalled.changed
     assert set(uninstalled.counted("rescued").values()) == {0}
     for node in nodes:
-        assert differences(before[node], listing(lab, node)) == []
+        left = differences(before[node], listing(lab, node))
+        assert not left, "\n".join([node, *left])
     assert prefs(lab, "node2") == owners
     assert uninstall(site).changed == set()
 
