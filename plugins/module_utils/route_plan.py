@@ -386,8 +386,7 @@ def _sorted(routes: Iterable[str]) -> tuple[str, ...]:
             return (9, 0, 0, text)
         return (network.version, int(network.network_address), network.prefixlen, text)
 
-    once = set(routes)
-    return tuple(sorted(once, key=order) if len(once) > 1 else once)
+    return tuple(sorted(set(routes), key=order))
 
 
 def _without(routes: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
