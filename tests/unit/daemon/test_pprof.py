@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -16,15 +15,13 @@ import pytest
 
 from headcni.daemon import pprof
 from headcni.errors import CniError
+from lab import tools
 
 
 @pytest.fixture(scope="module")
 def go_pprof() -> str:
     """Where ``go tool pprof`` is: Go builds it on first use, half a minute, and keeps it."""
-    go = shutil.which("go") or shutil.which("/usr/local/go/bin/go")
-    if go is None:
-        pytest.skip("there is no Go on this machine")
-    command = [go, "tool", "-n", "pprof"]
+    command = [tools.find_go(), "tool", "-n", "pprof"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
