@@ -37,6 +37,35 @@ def remember(directories: Iterable[str], path: str = PATH) -> None:
         "tailscale": _tailscale(),
     }
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    _write(found, path)
+
+
+def note_turned(edits: Mapping[str, Any], path: str = PATH) -> None:
+    """What a join is about to turn, of a tailscaled that was somebody's: this alone is turned back,
+    and not what he has turned since."""
+    before = recall(path)
+    noted = (before.get("tailscale") or {}).get("turned")
+    ours = {name: edits[name] for name in SWITCHES if name in edits}
+    if isinstance(noted, dict) and ours and {**noted, **ours} != noted:
+        noted.update(ours)
+        _write(before, path)
+
+
+def prefs_to_turn_back(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A note of an older release does not say who turned what: then all count as ours."""
+    tailscale = before.get("tailscale") or {}
+    was, turned = tailscale.get("prefs") or {}, tailscale.get("turned")
+    found = {}
+    for name in SWITCHES:
+        if name in was:
+            value = now.get(name) or type(was[name])()
+            is_ours = turned is None or (name in turned and turned[name] == value)
+            if value != was[name] and is_ours:
+                found[name] = was[name]
+    return found
+
+
+def _write(found: Mapping[str, Any], path: str) -> None:
     fresh = f"{path}.new"
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(handle, "w", encoding="utf-8") as stream:
@@ -110,4 +139,4 @@ def _tailscale() -> dict[str, Any]:
     except LocalAPIError:
         return {"joined": False}
     kept = {name: prefs.get(name) for name in (*SWITCHES, "ControlURL")}
-    return {"joined": True, "prefs": kept}
+    return {"joined": True, "prefs": kept, "turned": {}}

@@ -368,11 +368,7 @@ def put_prefs_back(before: dict) -> list[str]:
         return ["the node's tailscaled does not run: its prefs stay as they are"]
     if not same_server(str(was.get("ControlURL") or ""), str(now.get("ControlURL") or "")):
         return [f"the node's tailscaled was joined to {was.get('ControlURL')}, and is not now"]
-    edits = {
-        name: was[name]
-        for name in node_baseline.SWITCHES
-        if name in was and (now.get(name) or type(was[name])()) != was[name]
-    }
+    edits = node_baseline.prefs_to_turn_back(before, now)
     if edits:
         api.edit_prefs(edits)
     return [f"pref {name} is {value} again" for name, value in edits.items()]

@@ -103,3 +103,15 @@ def test_a_headscale_that_is_gone_for_good_keeps_nobody_from_leaving(site):
     finally:
         lab.on("control", "systemctl start headscale")
     assert "headcni" not in lab.on("node1", "ls /opt /etc /etc/cni/net.d /etc/systemd/system")
+
+
+def test_what_the_owner_has_set_since_stays(site):
+    """And nothing else does: what was turned for HeadCNI is as it was before."""
+    lab = site.lab
+    owners = prefs(lab, "node2")
+    assert owners["CorpDNS"] and owners["Hostname"] != "his-own"
+    site("--limit", "node2")
+    assert not prefs(lab, "node2")["CorpDNS"]
+    lab.on("node2", "tailscale set --hostname=his-own")
+    uninstall(site, "--limit", "node2")
+    assert prefs(lab, "node2") == {**owners, "Hostname": "his-own"}

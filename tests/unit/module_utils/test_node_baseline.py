@@ -36,3 +36,39 @@ def test_only_what_differs_is_turned_back_and_forwarding_comes_first(monkeypatch
         ("net/ipv4/ip_forward", "1", "0"),
         ("a/rp_filter", "2", "0"),
     ]
+
+
+def noted(path, prefs, **more):
+    path.write_text(json.dumps({"tailscale": {"joined": True, "prefs": prefs, **more}}))
+    return str(path)
+
+
+def test_what_a_join_has_turned_is_turned_back_and_not_what_the_owner_turned_since(tmp_path):
+    was = {"RouteAll": False, "NoSNAT": False, "CorpDNS": True, "Hostname": ""}
+    path = noted(tmp_path / "before.json", was, turned={})
+    node_baseline.note_turned({"CorpDNS": False, "Hostname": "node1", "WantRunning": True}, path)
+    node_baseline.note_turned({"RouteAll": True}, path)
+    now = {"RouteAll": True, "NoSNAT": True, "CorpDNS": False, "Hostname": "his-own"}
+    before = node_baseline.recall(path)
+    assert before["tailscale"]["turned"] == {
+        "CorpDNS": False,
+        "Hostname": "node1",
+        "RouteAll": True,
+    }
+    assert node_baseline.prefs_to_turn_back(before, now) == {"RouteAll": False, "CorpDNS": True}
+
+
+def test_a_note_of_an_older_release_has_everything_turned_back(tmp_path):
+    path = noted(tmp_path / "before.json", {"CorpDNS": True, "Hostname": ""})
+    node_baseline.note_turned({"CorpDNS": False}, path)
+    before = node_baseline.recall(path)
+    assert "turned" not in before["tailscale"]
+    assert node_baseline.prefs_to_turn_back(before, {"Hostname": "x"}) == {
+        "CorpDNS": True,
+        "Hostname": "",
+    }
+
+
+def test_what_a_join_turns_on_a_node_without_a_note_is_not_noted(tmp_path):
+    node_baseline.note_turned({"CorpDNS": False}, str(tmp_path / "before.json"))
+    assert list(tmp_path.iterdir()) == []
