@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from . import conflist, node_config, node_release, podcidr
+from . import conflist, conflist_places, node_config, node_release, podcidr
 
 _STRINGS: dict[str, Any] = {"type": "list", "elements": "str"}
 
@@ -85,9 +85,10 @@ def has_conflist(given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: 
     """Whether the conflist is that, in charge, and with nothing beside it to be warned of."""
     try:
         plan = _conflist_plan(given, pod_cidrs, cluster_cidrs)
+        elsewhere = conflist_places.former(plan.directory, node_release.ROOT)
     except (conflist.ConflistError, OSError):
         return False
-    return not plan.changed and not plan.left
+    return not plan.changed and not plan.left and not elsewhere
 
 
 def conflist_mistakes(

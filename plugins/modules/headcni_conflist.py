@@ -159,12 +159,12 @@ disabled:
   elements: str
   returned: success
 put_back:
-  description: Files that came back.
+  description: Files that came back; with their directory, where that was configured before.
   type: list
   elements: str
   returned: success
 removed:
-  description: Files of ours that went.
+  description: Files of ours that went; with their directory, where that was configured before.
   type: list
   elements: str
   returned: success
@@ -181,7 +181,12 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import conflist, node, node_settled
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    conflist,
+    conflist_places,
+    node,
+    node_settled,
+)
 
 
 def main() -> None:
@@ -213,19 +218,36 @@ def present(module: AnsibleModule) -> dict:
     if plan.writes:
         check(conf, given["release"])
     if not module.check_mode:
+        conflist_places.record(given["directory"], root_of(given["release"]))
         plan = conflist.write(conf, given["directory"], **where)
     for sentence in plan.left:
         module.warn(sentence)
-    return report(plan, module, plan.name)
+    return report([plan, *left_elsewhere(module)], module, plan.name)
 
 
 def absent(module: AnsibleModule) -> dict:
-    given = module.params
+    plan = restored(module, module.params["directory"])
+    plans = [plan, *left_elsewhere(module)]
+    return report(plans, module, next(iter(sorted(plan.put_back)), ""))
+
+
+def restored(module: AnsibleModule, directory: str) -> conflist.Plan:
+    name = module.params["file"]
     if module.check_mode:
-        plan = conflist.plan_restore(conflist.survey(given["directory"]), given["file"])
-    else:
-        plan = conflist.restore(given["directory"], given["file"])
-    return report(plan, module, next(iter(sorted(plan.put_back)), ""))
+        return conflist.plan_restore(conflist.survey(directory), name)
+    return conflist.restore(directory, name)
+
+
+def left_elsewhere(module: AnsibleModule) -> list[conflist.Plan]:
+    """What is put right in directories that were configured before."""
+    root = root_of(module.params["release"])
+    return [
+        restored(module, one) for one in conflist_places.former(module.params["directory"], root)
+    ]
+
+
+def root_of(release: str) -> str:
+    return os.path.dirname(release)
 
 
 def check(conf: dict, release: str) -> None:
@@ -250,18 +272,26 @@ def complaints(said: str) -> str:
         return " ".join(said.split())[:500]
 
 
-def report(plan: conflist.Plan, module: AnsibleModule, in_charge: str) -> dict:
+def report(plans: list[conflist.Plan], module: AnsibleModule, in_charge: str) -> dict:
+    here, *elsewhere = plans
     if not module.check_mode:
-        in_charge = conflist.survey(plan.directory).picked()
+        in_charge = conflist.survey(here.directory).picked()
+    found = {
+        "disabled": list(here.back_up),
+        "put_back": list(here.put_back),
+        "removed": list(here.remove),
+        "left": list(here.left),
+    }
+    for one in elsewhere:
+        found["put_back"] += [os.path.join(one.directory, name) for name in one.put_back]
+        found["removed"] += [os.path.join(one.directory, name) for name in one.remove]
+        found["left"] += [f"{one.directory}: {sentence}" for sentence in one.left]
     return {
-        "changed": plan.changed,
-        "path": plan.path,
+        "changed": any(one.changed for one in plans),
+        "path": here.path,
         "in_charge": in_charge,
-        "disabled": list(plan.back_up),
-        "put_back": list(plan.put_back),
-        "removed": list(plan.remove),
-        "left": list(plan.left),
-        "diff": plan.diff(),
+        **found,
+        "diff": [part for one in plans for part in one.diff()],
     }
 
 

@@ -46,6 +46,32 @@ def test_absent_puts_back_what_was_there(net_d):
     assert (net_d / "05-flannel.conflist").read_text() == FLANNEL
 
 
+def test_a_directory_that_was_configured_before_is_as_it_was(net_d, tmp_path):
+    (tmp_path / "headcni").mkdir()
+    release, other = str(tmp_path / "headcni" / "current"), tmp_path / "other.d"
+    put(net_d, release=release)
+    foretold = put(other, check=True, release=release)
+    assert sorted(os.listdir(net_d))[-1] == "10-headcni.conflist"
+    done, again = put(other, release=release), put(other, release=release)
+    assert (foretold["changed"], done["changed"], again["changed"]) == (True, True, False)
+    assert foretold["diff"] == done["diff"]
+    assert done["put_back"] == [str(net_d / "05-flannel.conflist")]
+    assert done["removed"] == [str(net_d / "10-headcni.conflist")]
+    assert os.listdir(net_d) == ["05-flannel.conflist"]
+    assert os.listdir(other) == ["10-headcni.conflist"]
+
+
+def test_absent_sees_to_a_directory_that_was_configured_before(net_d, tmp_path):
+    """The change of directory was cut off, or nobody has run site.yml since."""
+    (tmp_path / "headcni").mkdir()
+    release = str(tmp_path / "headcni" / "current")
+    put(net_d, release=release)
+    where = {"directory": str(tmp_path / "other.d"), "release": release}
+    done = run("headcni_conflist", state="absent", **where)
+    assert done["changed"] and os.listdir(net_d) == ["05-flannel.conflist"]
+    assert not run("headcni_conflist", state="absent", **where)["changed"]
+
+
 def test_what_is_asked_for_is_in_the_file(net_d):
     put(
         net_d,
