@@ -72,9 +72,9 @@ class Cluster:
     def at_headscale(self) -> list[dict[str, Any]]:
         return at_headscale(self.lab)
 
-    def wipe(self, node: str) -> None:
+    def wipe(self, node: str, known_as: str = "") -> None:
         """As if it were a new machine; Headscale has seen the former go."""
-        was = {one["id"] for one in self.at_headscale() if one["givenName"] == node}
+        was = {one["id"] for one in self.at_headscale() if one["givenName"] == (known_as or node)}
         self.lab.on(node, WIPE, check=False)
         until(
             lambda: not [o for o in self.at_headscale() if o["id"] in was and o.get("online")], 90

@@ -45,9 +45,13 @@ def test_a_machine_that_lives_is_not_replaced(cluster):
     assert len(cluster.at_headscale()) == before
 
 
-def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster):
-    before, count = of(cluster, "node2"), len(cluster.at_headscale())
-    cluster.wipe("node2")
+@pytest.mark.parametrize("known_as", ["otherwise", "node2"])
+def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster, known_as):
+    """Whatever name the former had: its routes tell whose place it had."""
+    cluster.lab.on("node2", f"tailscale set --hostname={known_as}")
+    until(lambda: known_as in [one["givenName"] for one in cluster.at_headscale()])
+    before, count = of(cluster, known_as), len(cluster.at_headscale())
+    cluster.wipe("node2", known_as)
     cluster.run("replace_node", "--limit", "node2")
     now = of(cluster, "node2")
     assert now["id"] != before["id"] and sorted(now["approvedRoutes"]) == sorted(
