@@ -47,6 +47,7 @@ class Step(NamedTuple):
     name: str
     number: int  # which one of that name it is
     is_brief: bool  # done by the controller itself: it can fail, but not be killed in its midst
+    is_early: bool  # nothing has been changed by then
 
     def __str__(self) -> str:
         return self.name if self.number == 1 else f"{self.name} ({self.number})"
@@ -67,12 +68,14 @@ def steps_of(run: Run, leg: Leg) -> list[Step]:
     """What was done on the node or for it."""
     seen: Counter[str] = Counter()
     found = []
+    is_early = True
     for one in run.tasks:
+        is_early = is_early and not one["changed"]
         if one["host"] == NODE:
             name = one["task"].rpartition(" : ")[2]
             seen[name] += 1
             if one["status"] == "ok" and one["action"] not in NO_MODULE - {BRIEF}:
-                found.append(Step(name, seen[name], one["action"] == BRIEF))
+                found.append(Step(name, seen[name], one["action"] == BRIEF, is_early))
     missing = set(leg.worst) - set(seen)
     assert not missing, f"{leg.playbook} has no step {missing}: {found}"
     return [one for one in found if EVERY or one.name in leg.worst]
@@ -89,7 +92,7 @@ def faults_of(steps: list[Step], turn: int, can_be_undone: bool) -> list[tuple[S
             if not step.is_brief or kind.how == "fail"
         ]
         if EVERY == 1:
-            kinds = [kinds[(number + turn) % len(kinds)]]
+            kinds = [kinds[0 if step.is_early else (number + turn) % len(kinds)]]
         found += [(step, kind) for kind in kinds]
     return found
 
@@ -106,15 +109,15 @@ class Walk:
         leg.arrived()
         return run
 
-    def stumble(self, leg: Leg, step: Step, kind: Kind, other: Leg | None) -> None:
-        """Go with a fault, and then onward: to the end, or back."""
+    def stumble(self, leg: Leg, step: Step, kind: Kind, other: Leg | None) -> bool:
+        """Go with a fault, and then onward: to the end, or back. Whether it is back."""
         began = time.monotonic()
         onward = other if kind.undone and other else leg
-        arrived = False
+        came = ""
         with self.subtests.test(f"{leg.playbook}: {kind.how} at {step}"):
             leg.first()
-            traffic = self.cluster.traffic.flowing() if leg.silence else nullcontext({})
-            with traffic as costs:
+            flows = leg.silence and not step.is_early
+            with self.cluster.traffic.flowing() if flows else nullcontext({}) as costs:
                 fault = self.cluster.faulty(
                     leg.playbook,
                     *leg.words,
@@ -126,24 +129,40 @@ class Walk:
                 )
                 if kind.how == "fail":
                     assert "this step was made to fail" in fault.output, fault.output[-3000:]
-                    if other and "FAILED, and put back" in fault.output:
-                        other.arrived()
                 else:
                     assert "PLAY RECAP" not in fault.output, "it was not met"
-                done = self.cluster.run(onward.playbook, *onward.words, check=False, **onward.given)
-            said = f"{fault.output[-4000:]}\n--- and then\n{done.output[-4000:]}"
-            assert done.code == 0, said
+                if is_back(fault):
+                    came = "nothing was changed" if untouched(fault) else "put back by itself"
+                    done = fault
+                else:
+                    came = "finished" if onward is leg else f"undone by {onward.playbook}"
+                    done = self.cluster.run(
+                        onward.playbook, *onward.words, check=False, **onward.given
+                    )
+                    said = f"{fault.output[-4000:]}\n--- and then\n{done.output[-4000:]}"
+                    assert done.code == 0, said
             assert_unharmed(costs, leg.silence)
-            onward.arrived()
-            arrived = True
+            where = other if done is fault else onward
+            if where:
+                where.arrived()
             worst = max((cost.gap for cost in costs.values()), default=0)
-            gap = f", longest gap {worst:.2f} s" if leg.silence else ""
-            back = "" if onward is leg else f", then {onward.playbook}"
+            gap = f", longest gap {worst:.2f} s" if flows else ""
             took = time.monotonic() - began
-            self.say(f"{leg.playbook}: {kind.how} at {step}{back}: {took:.0f} s{gap}")
-        if not arrived:  # so that the next one does not fail for this one's sake
-            self.say(f"{leg.playbook}: {kind.how} at {step}: FAILED")
-            self.cluster.run(onward.playbook, *onward.words, check=False, **onward.given)
+            self.say(f"{leg.playbook}: {kind.how} at {step}: {came}, {took:.0f} s{gap}")
+            return done is fault or kind.undone
+        # So that the next one does not fail for this one's sake.
+        self.say(f"{leg.playbook}: {kind.how} at {step}: FAILED")
+        self.cluster.run(onward.playbook, *onward.words, check=False, **onward.given)
+        return kind.undone
+
+
+def is_back(fault: Run) -> bool:
+    """Whether a run that failed has left everything as it was before it."""
+    return "FAILED, and put back" in fault.output or untouched(fault)
+
+
+def untouched(fault: Run) -> bool:
+    return bool(fault.recap) and not any(fault.counted("changed").values())
 
 
 @pytest.fixture
@@ -359,13 +378,12 @@ def test_what_a_fault_has_left_is_finished_by_the_next_run_or_undone(walk, reque
     here = 0  # from where legs[here] starts
     while any(todo):
         leg, other = legs[here], legs[here - 1] if len(legs) == 2 else None
-        undone = False
+        is_back = False
         if todo[here]:
             step, kind = todo[here].pop(0)
-            walk.stumble(leg, step, kind, other)
-            undone = kind.undone
+            is_back = walk.stumble(leg, step, kind, other)
         else:
             walk.go(leg)
-        here = here if undone or other is None else 1 - here
+        here = here if is_back or other is None else 1 - here
     if here:
         walk.go(legs[here])
