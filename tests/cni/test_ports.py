@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 
@@ -76,6 +78,32 @@ def test_a_port_goes_with_its_pod_and_is_free_for_the_next(node, conf):
     node.add(both, second).succeeds()
     with second.serving(80):
         assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP
+
+
+def test_ports_come_and_go_without_the_table_being_made_anew(node, conf):
+    """That is only for a table that is not what it should be."""
+    node.add({**conf, **mapped((8079, 80, "tcp"))}).succeeds()
+    made = table_handle(node)
+    many = [(10000 + number, 80, "tcp") for number in range(450)]
+    for ports in (
+        [(8080, 80, "tcp"), (8080, 81, "udp"), (8080, 82, "sctp")],
+        [(8080, 80, "tcp", "192.0.2.1"), (8080, 80, "tcp", "2001:db8::1")],
+        many,
+    ):
+        pod, both = node.pod(), {**conf, **mapped(*ports)}
+        made_of_it = node.add(both, pod).ok
+        node.check(both, pod, made_of_it).succeeds()
+        if ports is not many:  # so many are taken out by making it anew
+            node.delete(both, pod).succeeds()
+        assert table_handle(node) == made
+    own = made_of_it["ips"][0]["address"].partition("/")[0]
+    assert f"tcp . 10449 : {own} . 80" in node.nft()
+
+
+def table_handle(node):
+    listed = json.loads(node.netns.run("nft", "-j", "list", "tables").stdout)["nftables"]
+    (handle,) = [one["table"]["handle"] for one in listed if "table" in one]
+    return handle
 
 
 def test_a_neighbour_on_the_network_cannot_reach_the_nodes_loopback(node, conf):

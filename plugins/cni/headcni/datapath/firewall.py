@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Tuple
 
 from ..errors import PORT_TAKEN, CniError
@@ -61,6 +62,7 @@ _CHAINS = f"""
 """
 
 
+_PROTOCOLS = {name: number for number, name in nft.PROTOCOLS.items()}
 _RULES = sum(
     line.strip()[:1] not in ("", "}") and line.split()[0] not in ("chain", "comment", "type")
     for line in _CHAINS.splitlines()
@@ -84,6 +86,16 @@ class Port:
         kind, at = ("ports_at", f" . {self.host_ip}") if self.host_ip else ("ports", "")
         key = f"{self.protocol}{at} . {self.host_port}"
         return f"{kind}{self.family}", key, f"{self.pod_ip} . {self.pod_port}"
+
+    @property
+    def packed(self) -> nft.Element:
+        """The same, as the kernel has it."""
+        pack = partial(socket.inet_pton, socket.AF_INET if self.family == 4 else socket.AF_INET6)
+        key = [bytes([_PROTOCOLS[self.protocol]]), self.host_port.to_bytes(2, "big")]
+        if self.host_ip:
+            key.insert(1, pack(self.host_ip))
+        value = nft.words(pack(self.pod_ip), self.pod_port.to_bytes(2, "big"))
+        return nft.Element(self.element[0], nft.words(*key), value)
 
 
 def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Port, ...]:
@@ -149,7 +161,7 @@ def publish(store: Store, owner: Owner, pod: PodRef, ports: Sequence[Port]) -> N
             _replace(db)
             return
         try:
-            nft.run("\n".join(f"add element {_spell(port)}" for port in ports))
+            nft.add_elements(TABLE, [port.packed for port in ports])
         except CniError:
             _replace(db)  # an element of a call that was killed stood in the way
 
@@ -201,7 +213,7 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
 
 def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:
     try:
-        nft.run("\n".join(f"delete element {_spell(port, key_only=True)}" for port in ports))
+        nft.delete_elements(TABLE, [port.packed for port in ports])
     except CniError:
         _replace(db)  # somebody flushed them: make the table what the store says
 
@@ -270,11 +282,6 @@ def _is_whole(db: sqlite3.Connection) -> bool:
 
 def is_current(store: Store) -> bool:
     return nft.table_comment(TABLE) == store.read(_comment)
-
-
-def _spell(port: Port, key_only: bool = False) -> str:
-    name, key, target = port.element
-    return f"inet {TABLE} {name} {{ {key}{'' if key_only else f' : {target}'} }}"
 
 
 def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...]:

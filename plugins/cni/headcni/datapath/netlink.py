@@ -29,6 +29,7 @@ SIOCGIFINDEX = 0x8933
 RECEIVE_SECONDS = 10
 DUMP_TRIES = 10
 
+_BATCH = 0x10, 0x11  # NFNL_MSG_BATCH_BEGIN and _END
 _HEADER = struct.Struct("=LHHLL")
 _ATTRIBUTE = struct.Struct("=HH")
 
@@ -115,19 +116,33 @@ class Netlink:
     def do(self, requests: Iterable[Request]) -> None:
         """Send them all at once. The first that failed is raised, after all have been answered."""
         sent = list(requests)
-        if not sent:
-            return
-        first = self._sequence + 1
-        self._send(sent, NLM_F_ACK)
+        if sent:
+            first = self._sequence + 1
+            self._send(sent, NLM_F_ACK)
+            self._acknowledged(sent, first)
+
+    def commit(self, subsystem: int, requests: Sequence[Request]) -> None:
+        """In one transaction of a subsystem of netfilter's, which does all of them or none."""
+        edge = struct.pack("=BBH", socket.AF_UNSPEC, 0, socket.htons(subsystem))
+        begin, end = (Request(kind, 0, edge, "") for kind in _BATCH)
+        asked = [one._replace(flags=one.flags | NLM_F_ACK) for one in requests]
+        first = self._sequence + 2
+        self._send([begin, *asked, end], 0)
+        self._acknowledged(asked, first)
+
+    def _acknowledged(self, sent: Sequence[Request], first: int) -> None:
+        """Of a transaction, what was refused as a whole is said of its begin, before the first."""
         failure: Optional[KernelError] = None
         waiting = len(sent)
         while waiting:
             for kind, sequence, body in self._receive():
-                if kind != NLMSG_ERROR or not first <= sequence < first + len(sent):
+                if kind != NLMSG_ERROR or not first - 1 <= sequence < first + len(sent):
                     continue
-                waiting -= 1
-                request = sent[sequence - first]
+                request = sent[max(sequence - first, 0)]
                 (number,) = struct.unpack_from("=i", body)
+                if sequence < first:
+                    raise KernelError(-number, request, _said(body))
+                waiting -= 1
                 if number and -number not in request.fine and failure is None:
                     failure = KernelError(-number, request, _said(body))
         if failure is not None:

@@ -1,25 +1,40 @@
-"""nftables: libnftables in this process to change rules, one netlink question to look at them."""
+"""nftables: libnftables in this process to change rules; netlink to ask whose a table is and to
+change elements of its maps, for which libnftables would read the whole ruleset first."""
 
 from __future__ import annotations
 
 import ctypes
-import socket
 import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
-from .netlink import NETLINK_NETFILTER, KernelError, Netlink, Request, attributes, text
+from .netlink import (
+    NETLINK_NETFILTER,
+    NLM_F_CREATE,
+    KernelError,
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+    nested,
+    text,
+)
 
 LIBRARY = "libnftables.so.1"
-NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE = 10, 1
+NFNL_SUBSYS_NFTABLES = 10
+NFT_MSG_GETTABLE, NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM = 1, 12, 14
 NFPROTO_INET = 1
 NFTA_TABLE_NAME, NFTA_TABLE_USERDATA = 1, 6
+NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
+NFTA_LIST_ELEM, NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE = 1, 1, 2, 1
+ELEMENTS_AT_ONCE = 200  # in one message, whose attributes hold 64 KiB at the most
 UDATA_COMMENT = 0
 OUTPUT_JSON, OUTPUT_NUMERIC_PROTO = 1 << 4, 1 << 7
 # Shown by number, since a node without /etc/protocols could not show them otherwise.
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
+_GENERAL = struct.pack("=BBH", NFPROTO_INET, 0, 0)  # what each message begins with
 
 _lock = threading.Lock()  # libnftables keeps state of its own between calls
 _context: Optional[tuple[Any, Any]] = None
@@ -32,6 +47,55 @@ def run(commands: str) -> None:
         if library.nft_run_cmd_from_buffer(context, commands.encode()) != 0:
             said = library.nft_ctx_get_error_buffer(context).decode(errors="replace")
             raise CniError(KERNEL, "nftables refused a change", " ".join(said.split())[:500])
+
+
+class Element(NamedTuple):
+    """Of a map. Key and value are as the kernel has them: each part of a concatenation in words
+    of four bytes."""
+
+    map: str
+    key: bytes
+    value: bytes
+
+
+def words(*parts: bytes) -> bytes:
+    """A concatenation."""
+    return b"".join(part + b"\0" * (-len(part) % 4) for part in parts)
+
+
+def add_elements(table: str, elements: Sequence[Element]) -> None:
+    """All of them or none; one that is there already with another value is refused."""
+    _change(NFT_MSG_NEWSETELEM, table, elements, "add")
+
+
+def delete_elements(table: str, elements: Sequence[Element]) -> None:
+    """All of them or none; one that is not there is refused."""
+    _change(NFT_MSG_DELSETELEM, table, elements, "delete")
+
+
+def _change(message: int, table: str, elements: Sequence[Element], verb: str) -> None:
+    requests = []
+    for name in dict.fromkeys(one.map for one in elements):
+        items = [_item(one, message) for one in elements if one.map == name]
+        for start in range(0, len(items), ELEMENTS_AT_ONCE):
+            body = (
+                _GENERAL
+                + text(NFTA_SET_ELEM_LIST_TABLE, table)
+                + text(NFTA_SET_ELEM_LIST_SET, name)
+                + nested(NFTA_SET_ELEM_LIST_ELEMENTS, *items[start : start + ELEMENTS_AT_ONCE])
+            )
+            kind = NFNL_SUBSYS_NFTABLES << 8 | message
+            flags = NLM_F_CREATE if message == NFT_MSG_NEWSETELEM else 0
+            requests.append(Request(kind, flags, body, f"{verb} elements of {name}"))
+    with Netlink(NETLINK_NETFILTER) as kernel:
+        kernel.commit(NFNL_SUBSYS_NFTABLES, requests)
+
+
+def _item(element: Element, message: int) -> bytes:
+    parts = [nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, element.key))]
+    if message == NFT_MSG_NEWSETELEM:
+        parts.append(nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, element.value)))
+    return nested(NFTA_LIST_ELEM, *parts)
 
 
 class Contents(NamedTuple):
@@ -106,7 +170,7 @@ def _new_context(library: Any) -> Any:
 def table_comment(name: str) -> Optional[str]:
     """The comment of an inet table; None if there is no such table."""
     kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE
-    body = struct.pack("=BBH", NFPROTO_INET, 0, socket.htons(0)) + text(NFTA_TABLE_NAME, name)
+    body = _GENERAL + text(NFTA_TABLE_NAME, name)
     try:
         with Netlink(NETLINK_NETFILTER) as kernel:
             answer = kernel.ask(Request(kind, 0, body, f"look at the nft table {name}"))
