@@ -54,7 +54,10 @@ class Cgroup:
             (path / "cgroup.procs").write_text(str(os.getpid()))
 
     def alive(self) -> bool:
-        return any(processes(path) for path in self._paths())
+        return bool(self.processes())
+
+    def processes(self) -> set[int]:
+        return {one for path in self._paths() for one in processes(path)}
 
     def memory(self) -> int:
         """Bytes in use, page cache of the machine included; 0 where nobody counts."""
