@@ -27,6 +27,10 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self._file = open(os.environ["TASK_LOG"], "a", buffering=1)  # noqa: SIM115
         self._began: dict[str, float] = {}
+        self._play = ""
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        self._play = play.get_name()
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         self._began[f"{host}{task._uuid}"] = time.monotonic()
@@ -36,6 +40,7 @@ class CallbackModule(CallbackBase):
         began = self._began.get(f"{host}{task._uuid}", time.monotonic())
         line = {
             "host": host,
+            "play": self._play,
             "task": task.get_name(),
             "action": task.resolved_action or task.action,
             "status": status,

@@ -180,8 +180,8 @@ def table_comment(name: str) -> Optional[str]:
         ) from problem
     if answer is None:
         return None
-    for attribute, value in attributes(answer[4:]):
-        if attribute == NFTA_TABLE_USERDATA and value[:1] == bytes([UDATA_COMMENT]):
+    for which, value in attributes(answer[4:]):
+        if which == NFTA_TABLE_USERDATA and value[:1] == bytes([UDATA_COMMENT]):
             return value[2 : 2 + value[1]].rstrip(b"\0").decode(errors="replace")
     return ""
 
