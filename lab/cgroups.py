@@ -54,10 +54,7 @@ class Cgroup:
             (path / "cgroup.procs").write_text(str(os.getpid()))
 
     def alive(self) -> bool:
-        return bool(self.processes())
-
-    def processes(self) -> set[int]:
-        return {one for path in self._paths() for one in processes(path)}
+        return any(processes(path) for path in self._paths())
 
     def memory(self) -> int:
         """Bytes in use, page cache of the machine included; 0 where nobody counts."""
