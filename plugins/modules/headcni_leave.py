@@ -114,6 +114,7 @@ done:
 import ipaddress
 import json
 import os
+import re
 import shutil
 import subprocess
 
@@ -144,7 +145,7 @@ FILES = (
 STATE = "/var/lib/headcni"
 TAILSCALES = ("/var/lib/tailscale", "/var/cache/tailscale", "/run/tailscale")
 IPTABLES = ("filter", "nat", "mangle", "raw", "security")
-TAILSCALES_MARK = 0xFF0000  # the bits of packets' marks that are its own
+ITS_MARK = re.compile(r"\b0x0*ff0000\b")  # the bits of packets' marks that are tailscaled's own
 SOURCE_MARK = "net/ipv4/conf/all/src_valid_mark"
 
 
@@ -334,11 +335,12 @@ def tables() -> list[tuple[str, str, bool]]:
     A chain without a rule may drop packets all the same."""
     said = run("nft", "-j", "list", "ruleset")
     listed = json.loads(said.stdout)["nftables"] if said.returncode == 0 else []
+    marking = rules_with_its_mark(run("nft", "-a", "list", "ruleset").stdout)
     used = {
         (one[kind]["family"], one[kind]["table"])
         for one in listed
         for kind in ("rule", "set", "map")
-        if kind in one and str(TAILSCALES_MARK) not in json.dumps(one[kind].get("expr"))
+        if kind in one and not (kind == "rule" and is_tailscales(one["rule"], marking))
     }
     used |= {
         (one["chain"]["family"], one["chain"]["table"])
@@ -347,6 +349,30 @@ def tables() -> list[tuple[str, str, bool]]:
     }
     found = [one["table"] for one in listed if "table" in one]
     return [(one["family"], one["name"], (one["family"], one["name"]) in used) for one in found]
+
+
+def is_tailscales(rule: dict, marking: set[tuple[str, str, int]]) -> bool:
+    """It is in a chain of tailscaled's, leads to one, or is about its bits of the mark."""
+    leads = any((one.get("jump") or {}).get("target", "").startswith("ts-") for one in rule["expr"])
+    return (
+        leads
+        or rule["chain"].startswith("ts-")
+        or (rule["family"], rule["table"], rule["handle"]) in marking
+    )
+
+
+def rules_with_its_mark(text: str) -> set[tuple[str, str, int]]:
+    """Family, table and handle, from nft's text: its JSON does not say what is in a match or a
+    target that iptables has made."""
+    found = set()
+    family = table = ""
+    for line in text.splitlines():
+        if line.startswith("table "):
+            family, table = line.split()[1:3]
+        rule, handle = line.partition(" # handle ")[::2]
+        if rule.startswith("\t\t") and ITS_MARK.search(rule):
+            found.add((family, table, int(handle)))
+    return found
 
 
 def is_idle(chain: dict) -> bool:
