@@ -51,6 +51,15 @@ def note_turned(edits: Mapping[str, Any], path: str = PATH) -> None:
         _write(before, path)
 
 
+def note_tailscale_is_ours(path: str = PATH) -> None:
+    """Before any of it is removed: a run that is cut off then leaves nothing that shows it."""
+    before = recall(path)
+    tailscale = before.get("tailscale")
+    if isinstance(tailscale, dict) and not tailscale.get("ours"):
+        tailscale["ours"] = True
+        _write(before, path)
+
+
 def prefs_to_turn_back(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """A note of an older release does not say who turned what: then all count as ours."""
     tailscale = before.get("tailscale") or {}

@@ -222,8 +222,10 @@ def is_bridge(name: str) -> bool:
 
 
 def tailscale_is_ours(before: dict) -> bool:
-    joined = (before.get("tailscale") or {}).get("joined")
-    return joined is False and is_ours(node_config.read(UNIT) or "")
+    """Also if a run that was cut off has removed its unit."""
+    tailscale = before.get("tailscale") or {}
+    has_unit = is_ours(node_config.read(UNIT) or "")
+    return tailscale.get("joined") is False and (has_unit or bool(tailscale.get("ours")))
 
 
 def pods() -> list[str]:
@@ -284,6 +286,8 @@ def left(module: AnsibleModule) -> dict:
     if dry:
         done.append("the mesh would be left")
         return {"changed": True, "done": done, "diff": shown(done)}
+    if tailscale_is_ours(before):
+        node_baseline.note_tailscale_is_ours()
     cidrs = []
     if os.path.exists(node_config.PATH):
         config = mode_switch.configuration()

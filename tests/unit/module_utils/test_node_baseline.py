@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ansible_collections.headcni.mesh.plugins.module_utils import node_baseline
+from ansible_collections.headcni.mesh.plugins.modules import headcni_leave
 
 
 def test_it_is_written_down_once_with_the_directories_that_lack(tmp_path, monkeypatch):
@@ -72,3 +73,25 @@ def test_a_note_of_an_older_release_has_everything_turned_back(tmp_path):
 def test_what_a_join_turns_on_a_node_without_a_note_is_not_noted(tmp_path):
     node_baseline.note_turned({"CorpDNS": False}, str(tmp_path / "before.json"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_that_tailscale_is_ours_is_known_to_the_run_after_one_that_was_cut_off(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps({"tailscale": {"joined": False}}))
+    unit = {"text": "# of HeadCNI"}
+    monkeypatch.setattr(headcni_leave.node_config, "read", lambda _unused: unit["text"])
+    monkeypatch.setattr(headcni_leave, "is_ours", bool)
+    assert headcni_leave.tailscale_is_ours(node_baseline.recall(str(path)))
+    node_baseline.note_tailscale_is_ours(str(path))
+    unit["text"] = None
+    assert headcni_leave.tailscale_is_ours(node_baseline.recall(str(path)))
+
+
+def test_a_tailscale_that_is_not_ours_does_not_become_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(headcni_leave.node_config, "read", lambda _unused: None)
+    path = noted(tmp_path / "before.json", {}, ours=True)
+    assert not headcni_leave.tailscale_is_ours(node_baseline.recall(path))
+    node_baseline.note_tailscale_is_ours(str(tmp_path / "none.json"))
+    assert not (tmp_path / "none.json").exists()
