@@ -137,6 +137,11 @@ problems:
   type: dict
   sample:
     node3: Headscale does not know node3; see that it has joined this very server
+unknown:
+  description: The labels of those among them that Headscale does not know.
+  returned: success
+  type: list
+  elements: str
 routes:
   description: What each node had and has. Those that were refused beforehand are not among them.
   returned: success, or when some of the writes failed
@@ -177,6 +182,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     DENIED,
     NO_ANSWER,
+    NOT_FOUND,
     OPTION,
     REFUSED,
     UNSUPPORTED,
@@ -252,7 +258,8 @@ def main() -> None:
         fail(module, problem, problems=by_label(problems), **result)
     for one in planned.coming:
         module.warn(f"{one.label} is not at Headscale yet: its routes would be approved once it is")
-    module.exit_json(problems=by_label(problems), **result)
+    unknown = [one.label for one in problems if one.kind == NOT_FOUND]
+    module.exit_json(problems=by_label(problems), unknown=unknown, **result)
 
 
 def _prepared(server: Headscale, given: dict[str, Any], check_mode: bool) -> tuple[Plan, float]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 
 import pytest
 from headscale_server import until
+from mesh_state import server
 from traffic import CNITOOL
 
 pytestmark = pytest.mark.timeout(900)
@@ -60,6 +62,25 @@ def test_a_new_machine_gets_the_place_of_one_that_is_gone(cluster, known_as):
     assert len(cluster.at_headscale()) == count
     cluster.lab.on("node2", f"ip netns add pod && {CNITOOL} add headcni /run/netns/pod")
     cluster.traffic.reached()
+
+
+def test_a_node_that_somebody_has_removed_at_headscale_joins_anew(cluster):
+    """tailscaled hears of it later, and until then says that all is well."""
+    before = of(cluster, "node2")
+    url, key = server(cluster.lab)
+    request = urllib.request.Request(
+        f"{url}/api/v1/node/{before['id']}",
+        method="DELETE",
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    urllib.request.urlopen(request, timeout=10).close()
+    joined = cluster.run("site")
+    assert joined.counted("changed")["node1"] == 0
+    now = of(cluster, "node2")
+    assert now["id"] != before["id"]
+    assert sorted(now["approvedRoutes"]) == sorted(before["approvedRoutes"])
+    cluster.traffic.reached()
+    assert not any(cluster.run("site").counted("changed").values())
 
 
 @pytest.mark.parametrize("playbook", ["upgrade", "rollback", "switch_mode", "rotate_keys"])
