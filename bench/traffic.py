@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from .fleet import NODES, LabCommand, playbook
-from .measure import Findings, Row, in_turns
+from .measure import Findings, Row
 
 SENDER, RECEIVER = "node1", "node2"
 # Both nodes and both ends share the cores, so a second's traffic scatters by a tenth and drifts:
@@ -107,18 +108,42 @@ def _measured(lab: LabCommand, kinds: Sequence[Kind]) -> dict[str, dict[str, lis
                 SENDER, f"ip netns exec {kind.netns} nc -z -w 1 {addresses[kind.name]} {PORT}", 30
             )
 
-        def once(kind: Kind) -> Mapping[str, float]:
-            send = f"iperf3 -c {addresses[kind.name]} -p {PORT} -t {SECONDS} --json"
-            said = json.loads(lab.on(SENDER, f"ip netns exec {kind.netns} {send}"))
-            return {"Mbit/s": said["end"]["sum_received"]["bits_per_second"] / 1e6}
-
-        turns = {kind.name: (lambda kind=kind: once(kind)) for kind in kinds}  # type: ignore[misc]
-        return in_turns(ROUNDS, turns, warm_up=1)
+        return _in_turns(lab, kinds, addresses)
     finally:
         for kind in kinds:
             lab.on(RECEIVER, f"systemctl stop iperf-{kind.network}", check=False)
             for node in (SENDER, RECEIVER):
                 kind.remove(lab, node)
+
+
+def _in_turns(
+    lab: LabCommand, kinds: Sequence[Kind], addresses: Mapping[str, str]
+) -> dict[str, dict[str, list[float]]]:
+    """One round after the other on the node itself, so that logging in is not felt, each in the
+    reverse order of the one before. The first is kept apart, as warm-up."""
+    turns = [kind for number in range(1 + ROUNDS) for kind in kinds[:: -1 if number % 2 else 1]]
+    sends = [
+        f"ip netns exec {kind.netns} iperf3 -c {addresses[kind.name]} -p {PORT} -t {SECONDS} --json"
+        for kind in turns
+    ]
+    # A server needs a moment between two clients.
+    said = lab.on(SENDER, " && sleep 0.1 && ".join(sends))
+    rates = [one["end"]["sum_received"]["bits_per_second"] / 1e6 for one in _documents(said)]
+    found: dict[str, dict[str, list[float]]] = {kind.name: {} for kind in kinds}
+    for number, (kind, rate) in enumerate(zip(turns, rates)):
+        kept = "Mbit/s" if number >= len(kinds) else "Mbit/s warm-up"
+        found[kind.name].setdefault(kept, []).append(rate)
+    return found
+
+
+def _documents(text: str) -> list[dict[str, Any]]:
+    """Of JSON, one behind the other."""
+    found, decoder, text = [], json.JSONDecoder(), text.strip()
+    while text:
+        one, end = decoder.raw_decode(text)
+        found.append(one)
+        text = text[end:].lstrip()
+    return found
 
 
 def _write_peer(lab: LabCommand, node: str, number: int) -> None:
