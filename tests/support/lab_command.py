@@ -60,7 +60,7 @@ class LabCommand:
 
     def on(self, machine: str, command: str, check: bool = True) -> str:
         """Run a shell command on a machine, over SSH."""
-        return self.run("python3", "-m", "lab", "shell", machine, command, check=check).stdout
+        return self.run(*self._ssh(machine, command), check=check).stdout
 
     def wait(self, machine: str, command: str, seconds: int = 60) -> None:
         """Until a shell command on a machine succeeds."""
@@ -76,13 +76,17 @@ class LabCommand:
         """Put a file on a machine, its folder too."""
         command = f"mkdir -p {os.path.dirname(target)} && cat > {target}"
         subprocess.run(
-            ["python3", "-m", "lab", "shell", machine, command],
+            self._ssh(machine, command),
             cwd=CHECKOUT,
             env=self.env,
             input=data,
             timeout=120,
             check=True,
         )
+
+    def _ssh(self, machine: str, command: str) -> list[str]:
+        """What `lab shell` runs."""
+        return ["ssh", "-F", str(Lab.named(self.name).ssh_config), machine, command]
 
     def inventory(self) -> dict[str, Any]:
         known: dict[str, Any] = json.loads(self("inventory").stdout)

@@ -14,6 +14,7 @@ from lab_command import LabCommand
 
 INTERVAL = 0.02
 RATE = "2M"  # of the transfer: enough to notice, little enough for two cores
+BETWEEN = "--- the transfer"  # two logs
 CNITOOL = "CNI_PATH=/opt/cni/bin /opt/lab/cni/cnitool"
 
 
@@ -80,26 +81,30 @@ class Traffic:
         self.reached()
         self.costs.clear()
         for port, source, target in self._flows():
-            self._unit(target, f"serve-{port}", f"iperf3 -s -1 -p {port}")
-            self.lab.wait(target, f"ip netns exec pod ss -ltn | grep -q :{port}", 10)
+            serve = _unit(f"serve-{port}", f"iperf3 -s -1 -p {port}")
+            listens = f"ip netns exec pod ss -ltn | grep -q :{port}"
+            waits = f"timeout 10 sh -c 'until {listens}; do sleep 0.1; done'"
+            self.lab.on(target, f"{serve} && {waits}")
             address = self.addresses[target]
-            self._unit(source, f"ping-{target}", f"ping -n -D -i {INTERVAL} {address}")
+            ping = _unit(f"ping-{target}", f"ping -n -D -i {INTERVAL} {address}")
             send = f"iperf3 -c {address} -p {port} -t 3600 -b {RATE} -i 0.2 --forceflush"
-            self._unit(source, f"send-{target}", send)
+            self.lab.on(source, f"{ping} && {_unit(f'send-{target}', send)}")
         time.sleep(2)
 
     def stop(self) -> dict[str, Cost]:
         """It may have been started by another process."""
         time.sleep(2)
         for port, source, target in self._flows():
-            alive = self.lab.on(source, f"systemctl is-active send-{target}", check=False)
-            self.lab.on(source, f"systemctl stop send-{target}", check=False)
-            self.lab.on(source, f"systemctl kill -s INT ping-{target}; sleep 0.3", check=False)
+            said = self.lab.on(
+                source,
+                f"systemctl is-active send-{target}; systemctl stop send-{target}; "
+                f"systemctl kill -s INT ping-{target}; sleep 0.3; "
+                f"cat /run/ping-{target}.log; echo; echo {BETWEEN}; cat /run/send-{target}.log",
+            )
             self.lab.on(target, f"systemctl stop serve-{port}", check=False)
-            pings = self.lab.on(source, f"cat /run/ping-{target}.log")
-            sends = self.lab.on(source, f"cat /run/send-{target}.log")
-            cost = _cost(pings, sends, alive.strip() == "active")
-            self.costs[f"{source}→{target}"] = cost
+            alive, _, logs = said.partition("\n")
+            pings, _, sends = logs.partition(BETWEEN)
+            self.costs[f"{source}→{target}"] = _cost(pings, sends, alive == "active")
         return self.costs
 
     def _flows(self) -> list[tuple[int, str, str]]:
@@ -107,13 +112,14 @@ class Traffic:
         pairs = permutations(self.nodes, 2)
         return [(5300 + number, source, target) for number, (source, target) in enumerate(pairs)]
 
-    def _unit(self, node: str, name: str, command: str) -> None:
-        self.lab.on(
-            node,
-            f"systemd-run --quiet --collect --unit={name}"
-            f" --property=StandardOutput=truncate:/run/{name}.log"
-            f" ip netns exec pod {command}",
-        )
+
+def _unit(name: str, command: str) -> str:
+    """A shell command that runs another in the pod, in the background, and keeps what it says."""
+    return (
+        f"systemd-run --quiet --collect --unit={name}"
+        f" --property=StandardOutput=truncate:/run/{name}.log"
+        f" ip netns exec pod {command}"
+    )
 
 
 def _cost(pings: str, sends: str, alive: bool) -> Cost:
