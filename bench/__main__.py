@@ -96,9 +96,13 @@ def line(row: Row) -> str:
         bar += f", ≤ {row.limit:g} {row.unit}"
     note = f" ({row.note})" if row.note else ""
     return (
-        f"| {row.what}{note} | {row.peer} | {row.ours:.3g} {row.unit} | "
-        f"{row.theirs:.3g} {row.unit} | {row.ratio:.2f} | {bar} | {'✓' if row.met else '✗'} |"
+        f"| {row.what}{note} | {row.peer} | {figure(row.ours)} {row.unit} | "
+        f"{figure(row.theirs)} {row.unit} | {row.ratio:.2f} | {bar} | {'✓' if row.met else '✗'} |"
     )
+
+
+def figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def keep(folder: Path, findings: Findings, about: dict[str, str]) -> None:
