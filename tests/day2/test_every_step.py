@@ -92,6 +92,14 @@ def steps_of(run: Run, leg: Leg) -> list[Step]:
     return found[FIRST - 1 :] if EVERY else [one for one in found if one.name in leg.worst]
 
 
+def shared_out(there: list[Step], back: list[Step]) -> list[list[Step]]:
+    """Of steps that are in both: half of them on the way there, half of them on the way back."""
+    of_back = {str(step) for step in back}
+    mine = [step for turn, step in enumerate(there) if turn % 2 == 0 or str(step) not in of_back]
+    done = {str(step) for step in mine}
+    return [mine, [step for step in back if str(step) not in done]]
+
+
 def faults_of(steps: list[Step], turn: int, can_be_undone: bool) -> list[tuple[Step, Kind]]:
     """Each kind in each step, or one in each, with another kind for the next."""
     found = []
@@ -383,8 +391,7 @@ def test_what_a_fault_has_left_is_finished_by_the_next_run_or_undone(walk, reque
     legs = request.getfixturevalue(trip)
     steps = [steps_of(walk.go(leg), leg) for leg in legs]
     if EVERY == 1 and len(legs) == 2 and legs[0].playbook == legs[1].playbook != "switch_mode":
-        # The same steps in both: half of them on the way there, half of them on the way back.
-        steps = [its_steps[number::2] for number, its_steps in enumerate(steps)]
+        steps = shared_out(*steps)
     todo = [faults_of(its_steps, turn, len(legs) == 2) for turn, its_steps in enumerate(steps)]
     here = 0  # from where legs[here] starts
     while any(todo):
