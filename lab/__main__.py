@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable, Optional, Sequence
 
 from . import (
@@ -235,8 +236,8 @@ def down(lab: Lab, args: argparse.Namespace) -> None:
 def attended(lab: Lab, args: argparse.Namespace) -> None:
     def take_down() -> None:
         down(lab, args)
-        if args.forget:
-            os.unlink(args.forget)
+        for noted in args.forget:
+            Path(noted).unlink(missing_ok=True)
 
     attend.attend(lab, args.program, args.unless, take_down)
 
@@ -364,7 +365,13 @@ def parser() -> argparse.ArgumentParser:
     one = verb("attend", attended, "do that when the program that called this ends")
     one.add_argument("program", help="its name: molecule")
     one.add_argument("--unless", default="", help="leave the lab if it has this argument")
-    one.add_argument("--forget", default="", help="remove this file too, where it noted the lab")
+    one.add_argument(
+        "--forget",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="remove these too: they note the lab",
+    )
     verb("status", status, "show the machines")
     verb("inventory", print_inventory, "print Ansible's inventory as JSON")
     verb("shell", shell, "log in, or run a command there", machine=True).add_argument(

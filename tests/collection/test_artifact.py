@@ -12,7 +12,7 @@ from lab_command import CHECKOUT
 
 ANSIBLE = CHECKOUT / ".venv" / "bin"
 CHECKOUT_ONLY = {
-    *("lab", "tests", "collections", "bench", "molecule", "Makefile"),
+    *("lab", "tests", "collections", "bench", "extensions", "Makefile"),
     *(".ci", ".config", ".venv"),
 }
 

@@ -101,10 +101,12 @@ def test_down_ends_what_a_killed_up_had_started_in_a_session_of_its_own(other, t
 @pytest.mark.parametrize("said", ["--destroy=always", "--destroy=never"])
 def test_an_attended_lab_goes_with_the_program_that_uses_it_unless_told(other, tmp_path, said):
     """As `molecule test` does it: killed, it can take nothing down itself."""
-    program, noted, up = (tmp_path / name for name in ("molecule", "state.yml", "up"))
+    program, inventory, noted, up = (
+        tmp_path / name for name in ("molecule", "inventory", "state.yml", "up")
+    )
     program.write_text(
-        f"#!/bin/sh\ntouch {noted}\n"
-        f"python3 -m lab attend molecule --unless never --forget {noted} || exit\n"
+        f"#!/bin/sh\ntouch {inventory} {noted}\n"
+        f"python3 -m lab attend molecule --unless never --forget {inventory} {noted} || exit\n"
         f"python3 -m lab up --nodes 1 && touch {up}; sleep 600\n"
     )
     program.chmod(0o755)
@@ -124,7 +126,7 @@ def test_an_attended_lab_goes_with_the_program_that_uses_it_unless_told(other, t
     if "never" in said:
         assert noted.exists() and other.on("node1", "hostname") == "node1\n"
         return
-    assert not noted.exists()
+    assert not inventory.exists() and not noted.exists()
     time.sleep(1)  # the attendant itself
     assert_nothing_left(before, other.listing())
 
