@@ -20,6 +20,7 @@ from .tailscale_release import (
     CLI,
     DAEMON,
     DEFAULTS,
+    NO_LOGS,
     PLAIN_DEFAULTS,
     UNIT,
     VERSION,
@@ -93,6 +94,9 @@ class Installation:
         self.diffs: list[dict[str, str]] = []
         self.texts = {UNIT: _text(UNIT), DEFAULTS: _text(DEFAULTS)}
         self.defaults = PLAIN_DEFAULTS  # what DEFAULTS is where there is none
+        # One that was there before may be supported by Tailscale, which has its logs then.
+        ours = is_ours(self.texts[UNIT]) or not unit_exists() or NO_LOGS in self._block()
+        self.given = {**({NO_LOGS: "true"} if ours else {}), **self.wanted["environment"]}
         if not self.check:
             for path in (CLI, DAEMON, UNIT, DEFAULTS):
                 sweep(path)
@@ -221,10 +225,10 @@ class Installation:
     # Making it run.
 
     def run(self, staging: Staging) -> None:
-        values = variables(self.wanted["environment"], self.wanted["port"])
+        values = variables(self.given, self.wanted["port"])
         old = self.texts[DEFAULTS]
         new = with_block(old or self.defaults, values)
-        dropped = [name for name in block_of(old) if name not in values]
+        dropped = [name for name in self._block() if name not in values]
         mode = self._mode(values)
         if new != old:
             self.changed = True
@@ -252,6 +256,9 @@ class Installation:
             self._set_going(unit)
         except InstallError as problem:
             raise InstallError(f"{problem}. {self._go_back(unit, staging)}") from None
+
+    def _block(self) -> dict[str, None]:
+        return block_of(self.texts[DEFAULTS])
 
     def _mode(self, values: dict[str, str]) -> int:
         if secrets_of(values):

@@ -34,6 +34,7 @@ CLI, DAEMON = "/usr/bin/tailscale", "/usr/sbin/tailscaled"
 UNIT = "/etc/systemd/system/tailscaled.service"
 DEFAULTS = "/etc/default/tailscaled"
 PLAIN_DEFAULTS = 'PORT="41641"\nFLAGS=""\n'  # without these two the unit does not start
+NO_LOGS = "TS_NO_LOGS_NO_SUPPORT"
 OFFICIAL = "https://pkgs.tailscale.com/stable"
 
 # What the kernel calls a machine, and what Tailscale does.

@@ -60,6 +60,9 @@ options:
     description:
       - Environment variables for tailscaled, such as a proxy, or C(FLAGS). They are written to a
         block of their own at the end of C(/etc/default/tailscaled); the rest of the file stays.
+      - A tailscaled that this module has installed sends no logs to Tailscale's servers
+        (C(TS_NO_LOGS_NO_SUPPORT=true)), unless that variable is V(false) here. One that was there
+        before is left to do what it did.
     type: dict
     default: {}
   port:

@@ -88,6 +88,30 @@ def test_the_environment_is_what_the_running_one_has_and_the_owners_lines_stay(i
     assert installed.install()["changed"] is False
 
 
+def test_it_sends_no_logs_to_tailscales_servers_unless_told_or_it_was_there_before(bare):
+    def variable() -> str:
+        environ = bare.on(f"tr '\\0' '\\n' < /proc/{bare.process()}/environ")
+        return next((one for one in environ.splitlines() if one.startswith("TS_NO_LOGS")), "")
+
+    bare.install()
+    assert variable() == "TS_NO_LOGS_NO_SUPPORT=true"
+    told = {**DERP, "TS_NO_LOGS_NO_SUPPORT": "false"}
+    assert "TS_NO_LOGS_NO_SUPPORT" in bare.install(environment=told)["restart_reason"]
+    assert variable() == "TS_NO_LOGS_NO_SUPPORT=false"
+    assert bare.install(environment=told)["changed"] is False
+
+    # As an owner would have it: his own unit, and nothing of ours among its variables.
+    bare.on("sed -i /TS_NO_LOGS/d /etc/default/tailscaled")
+    bare.on("sed -i /^#/d /etc/systemd/system/tailscaled.service")
+    bare.on("systemctl daemon-reload && systemctl restart tailscaled")
+    try:
+        assert bare.install()["changed"] is False
+        assert variable() == ""
+    finally:
+        bare.on("systemctl disable --now tailscaled")
+        bare.on("rm /etc/systemd/system/tailscaled.service /etc/default/tailscaled")
+
+
 def test_a_secret_among_the_variables_is_closed_to_others_and_stays_so(installed):
     secret = {**DERP, "SOME_TOKEN": "longsecret"}
     installed.install(environment=secret)
