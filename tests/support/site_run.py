@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+import pytest
 from lab_command import CHECKOUT, LabCommand
 
 CALLBACKS = CHECKOUT / "tests/support/callback_plugins"
@@ -101,8 +102,18 @@ class Site:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return Run(done.returncode, done.stdout + done.stderr, tasks)
 
-    def verify(self, **how: Any) -> Run:
-        return self(playbook="playbooks/verify.yml", **how)
+    def verify(self, check: bool = True, **how: Any) -> Run:
+        done = self(playbook="playbooks/verify.yml", check=False, **how)
+        if check and done.code != 0:
+            nodes = self.lab.inventory()["headcni"]["hosts"]
+            pytest.fail("\n".join([done.output, *map(self._tailscaled_of, nodes)]))
+        return done
+
+    def _tailscaled_of(self, node: str) -> str:
+        """What it knows, and has said: why one node does not reach another is seldom ours."""
+        unit = "journalctl --no-pager -o short-precise -n 150 -u tailscaled -u headcni-tailscaled"
+        said = self.lab.on(node, f"headcnictl status; {unit} | cut -c1-250", check=False)
+        return f"--- {node}\n{said}"
 
     def cut_off_after(self, task: str, **given: Any) -> None:
         """Kill the run as soon as a task has been done on every node."""
