@@ -94,9 +94,9 @@ class Installation:
         self.diffs: list[dict[str, str]] = []
         self.texts = {UNIT: _text(UNIT), DEFAULTS: _text(DEFAULTS)}
         self.defaults = PLAIN_DEFAULTS  # what DEFAULTS is where there is none
-        # One that was there before may be supported by Tailscale, which has its logs then.
+        # Only one that was there before us goes on sending its logs: its owner may want support.
         ours = is_ours(self.texts[UNIT]) or not unit_exists() or NO_LOGS in self._block()
-        self.given = {**({NO_LOGS: "true"} if ours else {}), **self.wanted["environment"]}
+        self.environment = {**({NO_LOGS: "true"} if ours else {}), **self.wanted["environment"]}
         if not self.check:
             for path in (CLI, DAEMON, UNIT, DEFAULTS):
                 sweep(path)
@@ -225,7 +225,7 @@ class Installation:
     # Making it run.
 
     def run(self, staging: Staging) -> None:
-        values = variables(self.given, self.wanted["port"])
+        values = variables(self.environment, self.wanted["port"])
         old = self.texts[DEFAULTS]
         new = with_block(old or self.defaults, values)
         dropped = [name for name in self._block() if name not in values]
