@@ -87,6 +87,63 @@ class TestAdd:
         assert "eth0" not in old.links()
         node.check(conf, new, result, container="same").succeeds()
 
+    def test_a_namespace_replaced_under_the_same_path_gets_a_network(self, node, datapath):
+        pod, conf = node.pod(), node.conf(datapath=datapath)
+        node.add(conf, pod, container="same").succeeds()
+        with pod.replaced():
+            result = node.add(conf, pod, container="same").ok
+            assert "eth0" in pod.links()
+            node.check(conf, pod, result, container="same").succeeds()
+            assert node.add(conf, pod, container="same").ok == result
+
+    def test_delegates_are_called_again_for_a_replaced_namespace(self, node):
+        delegate = {"type": "bridge", "bridge": "br0"}
+        ipam = {"type": "host-local", "dataDir": str(node.tmp / "leases")}
+        pod, conf = node.pod(), node.conf(delegate=delegate, ipam=ipam)
+        node.add(conf, pod, container="same").succeeds()
+        with pod.replaced():
+            node.add(conf, pod, container="same").succeeds()
+            assert "eth0" in pod.links()
+
+    @pytest.mark.parametrize("known", ["namespace known", "attachment of an older release"])
+    def test_an_add_after_the_pods_end_was_lost_makes_it_again(self, node, known):
+        pod, conf = node.pod(), node.conf()
+        node.add(conf, pod).succeeds()
+        if known != "namespace known":
+            node.sql("UPDATE attachment SET state = '{}'")
+        pod.ip("link set eth0 name lost0")
+        node.add(conf, pod).succeeds()
+        assert "eth0" in pod.links()
+        assert "lost0" not in pod.links()
+
+    def test_an_attachment_of_an_older_release_is_still_known(self, node):
+        pod, conf = node.pod(), node.conf()
+        first = node.add(conf, pod).ok
+        index = pod.ip_json("link show dev eth0")[0]["ifindex"]
+        node.sql("UPDATE attachment SET state = '{}'")
+        assert node.add(conf, pod).ok == first
+        assert pod.ip_json("link show dev eth0")[0]["ifindex"] == index
+
+    def test_a_link_of_another_pod_that_cannot_be_deleted_fails_no_add(self, node):
+        """An unrelated tombstone, on a link that the kernel refuses to delete: a renamed lo."""
+        pod, conf = node.pod(), node.conf()
+        node.add(conf, pod).succeeds()
+        node.bury_a_link_that_stays("other")
+        node.add(conf).succeeds()
+        assert node.call("GC", {**conf, "cni.dev/valid-attachments": []}).code == 0
+
+    def test_a_container_id_may_be_longer_than_a_links_alias(self, node, datapath):
+        name, conf = "c" * 250, node.conf(datapath=datapath)
+        pod = node.pod()
+        result = node.add(conf, pod, container=name).ok
+        node.check(conf, pod, result, container=name).succeeds()
+        node.sql("DELETE FROM attachment")
+        valid = [{"containerID": name, "ifname": "eth0"}]
+        node.call("GC", {**conf, "cni.dev/valid-attachments": valid}).succeeds()
+        assert "eth0" in pod.links()
+        node.call("GC", {**conf, "cni.dev/valid-attachments": []}).succeeds()
+        assert node.leftovers() == EMPTY
+
     def test_two_interfaces_of_one_pod_have_two_addresses(self, node):
         pod, conf = node.pod(), node.conf(default_route=False)
         one, two = node.add(conf, pod), node.add(conf, pod, ifname="net1")

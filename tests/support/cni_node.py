@@ -104,6 +104,18 @@ class Namespace:
             sys.executable, ECHO, "ask", protocol, address, port, check=False
         ).stdout.strip()
 
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Another namespace under the same path, while the old one is kept alive."""
+        old = os.open(self.path, os.O_RDONLY)
+        try:
+            sh("umount", "--lazy", self.path)
+            os.unlink(self.path)
+            sh("ip", "netns", "add", self.name)
+            yield
+        finally:
+            os.close(old)
+
     def remove(self) -> None:
         sh("ip", "netns", "del", self.name, check=False)
 
@@ -292,6 +304,23 @@ class CniNode:
         )
         answer = json.loads(done.stdout) if done.stdout.strip().startswith("{") else {}
         return Answer(done.returncode, answer, done.stdout + done.stderr)
+
+    def sql(self, statement: str, *values: Any) -> None:
+        """Change the node's store behind its back."""
+        import sqlite3
+
+        with sqlite3.connect(self.tmp / "data" / "headcni.db") as db:
+            db.execute(statement, values)
+
+    def bury_a_link_that_stays(self, container: str) -> None:
+        """A tombstone whose link the kernel refuses to delete: lo, under a pod's name."""
+        from headcni.datapath.link import host_name
+        from headcni.model import Owner
+
+        owner = Owner("pods", container, "eth0")
+        self.netns.ip("link set lo down")
+        self.netns.ip(f"link set lo name {host_name(owner)}")
+        self.sql("INSERT INTO tombstone VALUES ('pods', ?, 'eth0', 1)", container)
 
     def nft(self) -> str:
         return self.netns.run("nft", "list", "ruleset").stdout

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_interface
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -143,10 +143,13 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     pending, known = node.store.read(
         lambda _unused: (node.store.tombstones(), node.store.attachment(owner))
     )
-    if pending and (node.bury is None or any(one.owner == owner for one in pending)):
-        buried.finish(node.store, node.kernel)
+    if any(one.owner == owner for one in pending):
+        _finish_own_burial(node, owner)
+    elif pending and node.bury is None:
+        _finished(node)  # what another pod has left is not this pod's concern
+    sandbox = _sandbox(call)
     if known is not None:
-        if known.netns == call.netns and _still_there(node, network, known):
+        if _still_there(node, known, call, sandbox):
             node.attachment = known
             return result.shape(known.result, network.cni_version)
         _undo(node, network, owner, call, known)  # another sandbox by the same name, or half of one
@@ -179,8 +182,9 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("dns"):
                 dns = result.dns_of(network.dns)
             made, host = _result(network, cable, call.netns, dns), cable.host
+        state = {"netns": sandbox}
         node.attachment = Attachment(
-            owner, pod, call.netns, host, dict(network.raw), made, {}, time.time()
+            owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
         with node.phase("store"):
             node.store.remember(node.attachment)
@@ -193,8 +197,7 @@ def delete(node: Node, network: NetworkConfig, call: Call) -> None:
     node.attachment = node.store.attachment(owner)
     _undo(node, network, owner, call, node.attachment, node.bury)
     if node.bury is None:
-        with suppress(CniError):  # what a daemon that was killed has left is not this pod's concern
-            buried.finish(node.store, node.kernel)
+        _finished(node)  # what a daemon that was killed has left is not this pod's concern
 
 
 def _undo(
@@ -250,10 +253,18 @@ def _unhindered(node: Node, pending: Sequence[Tombstone], work: Callable[[], T])
             hindered = isinstance(problem, link.InterfaceTaken)
             if not hindered and problem.code not in (ADDRESS_TAKEN, TRY_AGAIN):
                 raise
-            if not buried.finish(node.store, node.kernel) and not pending:
+            if not _finished(node) and not pending:
                 raise
             pending = ()
     return work()
+
+
+def _finished(node: Node) -> int:
+    """How many links were deleted; none if one of them cannot be."""
+    try:
+        return buried.finish(node.store, node.kernel)
+    except CniError:
+        return 0
 
 
 def check(node: Node, network: NetworkConfig, call: Call) -> None:
@@ -288,7 +299,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             "GC needs the list of valid attachments",
             "cni.dev/valid-attachments is missing: expected a list, possibly empty",
         )
-    buried.finish(node.store, node.kernel)
+    _finished(node)
     name = chain.nested_name(network.name, call.env)
     known = {attachment.owner for attachment in node.store.attachments(name)}
     known.update(node.store.owners_with_plugin_states(name))
@@ -305,6 +316,10 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
         except CniError as problem:
             failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
     node.ipam.collect(name, valid)
+    in_use = {link.host_name(Owner(name, *pair)) for pair in valid}
+    for host in link.links_without_owner(name):
+        if host not in in_use:
+            link.disconnect(node.kernel, host)
     if network.delegates:
         chain.gc(network, call.env, node.store)
     elif network.ipam.type != OUR_IPAM:
@@ -377,8 +392,39 @@ def _owner(network: NetworkConfig, call: Call) -> Owner:
     return chain.nested(Owner(network.name, call.container_id, call.ifname), call.env)
 
 
-def _still_there(node: Node, network: NetworkConfig, known: Attachment) -> bool:
-    return bool(network.delegates) or bool(node.kernel.index(known.host_ifname))
+def _finish_own_burial(node: Node, owner: Owner) -> None:
+    """Delete the link of the owner's previous pod; links of others may stay if they must."""
+    try:
+        buried.finish(node.store, node.kernel)
+    except CniError:
+        if any(one.owner == owner for one in node.store.tombstones()):
+            raise
+
+
+def _sandbox(call: Call) -> list[int]:
+    """The namespace's device and inode: a path may lead to another one tomorrow. Empty if it
+    cannot be looked at, which is an error only to whoever needs it."""
+    try:
+        seen = os.stat(call.netns if call.netns_fd is None else call.netns_fd)
+    except OSError:
+        return []
+    return [seen.st_dev, seen.st_ino]
+
+
+def _still_there(node: Node, known: Attachment, call: Call, sandbox: list[int]) -> bool:
+    """Whether the pod that is asked for has what ADD made: the same namespace, its interfaces in
+    it, and the host's end."""
+    then = known.state.get("netns")  # not there in attachments of older releases
+    if known.netns != call.netns or (then and then != sandbox):
+        return False
+    if known.host_ifname and not node.kernel.index(known.host_ifname):
+        return False
+    made = [one["name"] for one in known.result.get("interfaces", ()) if one.get("sandbox")]
+    try:
+        with netns.opened(call.netns, call.netns_fd) as fd, netns.entered(fd), Netlink() as inside:
+            return all(inside.index(name) for name in made)
+    except CniError:
+        return not made
 
 
 @contextmanager

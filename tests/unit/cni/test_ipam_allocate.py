@@ -425,6 +425,7 @@ def test_subnets_of_two_networks_that_overlap_but_differ_are_refused(node):
     refused = node.refusal(owner("c2", network="blue"), SMALL)
     assert refused.code == errors.INVALID_CONFIG
     assert "10.1.2.0/29 of network blue overlaps 10.1.0.0/16 of network red" in refused.msg
+    assert "data_dir with type headcni, ipam.dataDir with" in refused.details
     assert "dataDir" in refused.details
 
 

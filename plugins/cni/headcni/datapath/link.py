@@ -6,7 +6,8 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import Optional
@@ -20,6 +21,7 @@ SYSFS = "/sys/class/net"
 RTM_GETROUTE = 26
 RTM_F_FIB_MATCH = 0x2000
 RTN_LOCAL = 2
+LONGEST_ALIAS = 255  # the kernel's IFALIASZ less its final NUL
 AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -47,24 +49,40 @@ def host_name(owner: Owner) -> str:
 
 
 def alias_of(owner: Owner) -> str:
-    """What `ip link` shows beside the host's end, and by which GC knows whose it is."""
-    return f"headcni {owner.network} {owner.container_id} {owner.ifname}"
+    """What `ip link` shows beside the host's end, and by which GC knows whose it is. The kernel
+    limits its length, so that of an owner with long names has three words: no container and no
+    interface, and if need be not even the network's name in full."""
+    alias = f"headcni {owner.network} {owner.container_id} {owner.ifname}"
+    return alias if len(alias) <= LONGEST_ALIAS else f"{_short_alias(owner.network)} long-names"
+
+
+def _short_alias(network: str) -> str:
+    alias = f"headcni {network}"
+    if len(alias) < LONGEST_ALIAS - 20:
+        return alias
+    return f"headcni {network[:100]}#{hashlib.sha256(network.encode()).hexdigest()[:32]}"
 
 
 def links_of(network: str) -> dict[str, Owner]:
     """The host's ends of a network's pods, by name, as the kernel has them."""
-    found = {}
+    return {
+        name: Owner(*words[1:])
+        for name, words in _aliases()
+        if len(words) == 4 and words[:2] == ["headcni", network]
+    }
+
+
+def links_without_owner(network: str) -> list[str]:
+    """Those whose alias has no room for the owner; their own names are still made from it."""
+    wanted = f"{_short_alias(network)} long-names".split()
+    return [name for name, words in _aliases() if words == wanted]
+
+
+def _aliases() -> Iterator[tuple[str, list[str]]]:
     for name in os.listdir(SYSFS):
-        if not name.startswith("hc"):
-            continue
-        try:
-            with open(f"{SYSFS}/{name}/ifalias", encoding="utf-8") as file:
-                words = file.read().split()
-        except OSError:
-            continue
-        if len(words) == 4 and words[:2] == ["headcni", network]:
-            found[name] = Owner(*words[1:])
-    return found
+        if name.startswith("hc"):
+            with suppress(OSError), open(f"{SYSFS}/{name}/ifalias", encoding="utf-8") as file:
+                yield name, file.read().split()
 
 
 def _digest(owner: Owner) -> str:

@@ -203,7 +203,7 @@ def _refuse_overlaps(db: Db, network: str, range_sets: RangeSets) -> None:
     ever given out twice here, whatever the network. The same subnet under two names is a network
     that was renamed while pods run, or two plugins on one bridge, and works. Subnets that differ
     and overlap are routed to two places, and pods would be cut off at random. Networks that never
-    meet in the host's routes (VLANs, say) may have an ipam.dataDir each, and with it each a space
+    meet in the host's routes (VLANs, say) may have a store each, and with it each a space
     of its own. What nobody holds an address of no longer counts: it is a leftover.
     """
     subnets = {range_.subnet for ranges in range_sets for range_ in ranges}
@@ -224,7 +224,8 @@ def _refuse_overlaps(db: Db, network: str, range_sets: RangeSets) -> None:
             INVALID_CONFIG,
             f"{clash[0]} of network {network} overlaps {text} of network {other} on this node",
             f"{other} has {held} addresses in use; change one of the subnets, or, if the two never"
-            " meet in the host's routes, give one network an ipam.dataDir of its own",
+            " meet in the host's routes, give one network a store of its own: data_dir with type"
+            " headcni, ipam.dataDir with another plugin's ipam.type headcni-ipam",
         )
 
 
