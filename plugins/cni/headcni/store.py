@@ -153,6 +153,10 @@ class StoreReplaced(CniError):
     """The database was unusable and has been replaced; the same work may be done again."""
 
 
+class StoreTooNew(CniError):
+    """A newer release has written the database. It is sound, and stays as it is."""
+
+
 @final
 class Store:
     """The node's memory. Opening it is cheap; keep one per process and close it at the end."""
@@ -423,16 +427,31 @@ class Store:
         if version == 0:  # the file is only ever put in place complete
             raise sqlite3.DatabaseError("the file is empty or of something else")
         if version > len(MIGRATIONS):
-            row = self._db.execute("SELECT value FROM meta WHERE key = 'oldest_reader'").fetchone()
-            if row is None or int(row[0]) > len(MIGRATIONS):
-                raise sqlite3.DatabaseError(f"schema {version} is of a newer HeadCNI")
+            self._refuse_if_too_new(version)
             version = len(MIGRATIONS)
         return int(version)
+
+    def _refuse_if_too_new(self, version: int) -> None:
+        select = "SELECT value FROM meta WHERE key = 'oldest_reader'"
+        try:
+            oldest = int(self._db.execute(select).fetchone()[0])
+        except (sqlite3.OperationalError, TypeError, ValueError):
+            oldest = version  # a schema that does not even say so in the way that we know
+        if oldest > len(MIGRATIONS):
+            raise StoreTooNew(
+                STORE,
+                _UNUSABLE,
+                f"{self.path} has schema {version}, and this release knows schemas up to"
+                f" {len(MIGRATIONS)}: a newer HeadCNI has written it; install that release again,"
+                " or drain the node, move the file away and reboot",
+            )
 
     def _repair(self, broken: str, vanished: bool) -> None:
         """Make, replace or migrate the file, whichever is still needed once it is our turn."""
         os.makedirs(os.path.dirname(self.path) or ".", mode=0o700, exist_ok=True)
         with _file_lock(self.path + ".lock"):
+            if broken:
+                self._keep_if_newer()
             lost = self._set_aside(broken) if broken else None
             if _identity(self.path) == (0, 0):
                 if vanished:
@@ -448,6 +467,14 @@ class Store:
                 except BaseException:
                     self._roll_back()
                     raise
+
+    def _keep_if_newer(self) -> None:
+        """What looks broken to us may have been migrated by a newer release while we had it open:
+        a table that we know may be gone."""
+        with suppress(sqlite3.Error):
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version > len(MIGRATIONS):
+                self._refuse_if_too_new(version)
 
     def _put_new(self, lost: Lost | None) -> None:
         """Build an empty store beside the place and rename it in: nobody ever sees half of one."""

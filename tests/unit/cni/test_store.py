@@ -447,22 +447,96 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
 
 
 def test_a_newer_schema_that_we_can_read_is_used_as_it_is(path):
-    with Store(path, boot_id="boot-1") as before:
-        before.remember(attachment("c1"))
-        with before.transaction() as db:
-            db.execute("PRAGMA user_version = 99")
+    make_newer(path, oldest_reader=1)
     with Store(path, boot_id="boot-1") as after:
         assert after.attachment(owner("c1")) == attachment("c1")
         assert after.lost is None
 
 
-def test_a_newer_schema_that_we_cannot_read_is_set_aside(path):
-    with Store(path, boot_id="boot-1") as before, before.transaction() as db:
-        db.execute("UPDATE meta SET value = '98' WHERE key = 'oldest_reader'")
-        db.execute("PRAGMA user_version = 99")
-    with Store(path, boot_id="boot-1") as after:
-        assert "newer" in after.lost.reason
-    assert len(broken_files(path)) == 1
+def make_newer(path: str, oldest_reader: int) -> bytes:
+    """The store as a newer release would leave it; its bytes."""
+    with Store(path, boot_id="boot-1") as before:
+        before.remember(attachment("c1"))
+        with before.transaction() as db:
+            db.execute("UPDATE meta SET value = ? WHERE key = 'oldest_reader'", (oldest_reader,))
+            db.execute("PRAGMA user_version = 99")
+    return Path(path).read_bytes()
+
+
+def test_a_newer_schema_that_we_cannot_read_is_refused_and_left_alone(path):
+    before = make_newer(path, oldest_reader=98)
+    for _ in range(2):
+        with pytest.raises(errors.CniError) as caught:
+            Store(path, boot_id="boot-1")
+        assert caught.value.code == errors.STORE
+        assert path in caught.value.details and "schema 99" in caught.value.details
+        assert "install" in caught.value.details
+    assert broken_files(path) == []
+    assert Path(path).read_bytes() == before
+
+
+def test_a_store_that_becomes_too_new_while_it_is_open_is_refused_and_left_alone(path, store):
+    """An upgrade and a roll-back while the daemon of the old release runs on."""
+    store.remember(attachment("c1"))
+    make_newer(path, oldest_reader=98)
+    with pytest.raises(errors.CniError) as caught:
+        store._open(vanished=True)
+    assert caught.value.code == errors.STORE
+    with pytest.raises(errors.CniError) as caught:
+        store.remember(attachment("c2"))
+    assert caught.value.code == errors.STORE
+    assert broken_files(path) == []
+
+
+def test_a_store_that_a_newer_release_migrates_while_it_is_open_is_not_taken_for_broken(
+    path, store
+):
+    store.remember(attachment("c1"))
+    make_newer(path, oldest_reader=98)
+    with closing(sqlite3.connect(path, isolation_level=None)) as newer:
+        newer.execute("ALTER TABLE attachment RENAME TO interface")
+    with pytest.raises(errors.CniError) as caught:
+        store.attachments()
+    assert caught.value.code == errors.STORE and "schema 99" in caught.value.details
+    assert broken_files(path) == []
+
+
+def test_a_roll_back_across_a_schema_change_and_forward_again_keeps_everything(path, monkeypatch):
+    newer = (*store_module.MIGRATIONS, ("CREATE TABLE extra (x)",))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", newer)
+        with Store(path, boot_id="boot-1") as store:
+            store.remember(attachment("c1"))
+            store.adopt(owner("c1"), "", [leased("10.1.2.3")])
+    with Store(path, boot_id="boot-1") as older:
+        assert older.attachment(owner("c1")) == attachment("c1")
+        older.remember(attachment("c2"))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", newer)
+        with Store(path, boot_id="boot-1") as store:
+            assert [one.owner.container_id for one in store.attachments()] == ["c1", "c2"]
+            assert addresses(Ipam(store).lease(owner("c1"))) == ["10.1.2.3"]
+            assert store.lost is None
+            audit(store)
+    assert broken_files(path) == []
+
+
+def test_a_store_of_every_earlier_schema_is_brought_forward_with_what_is_in_it(path, monkeypatch):
+    for version in range(1, len(store_module.MIGRATIONS) + 1):
+        for file in Path(path).parent.glob("*"):
+            file.unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:version])
+            with Store(path, boot_id="boot-1") as store:
+                store.remember(attachment("c1"))
+                store.adopt(owner("c1"), "", [leased("10.1.2.3")])
+        with Store(path, boot_id="boot-1") as store:
+            assert store.attachment(owner("c1")) == attachment("c1")
+            assert addresses(Ipam(store).lease(owner("c1"))) == ["10.1.2.3"]
+            assert store.lost is None
+            with store.transaction() as db:
+                (now,) = db.execute("PRAGMA user_version").fetchone()
+                assert now == len(store_module.MIGRATIONS)
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path):
