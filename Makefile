@@ -192,7 +192,7 @@ packages:
 .PHONY: cache
 cache: check-lab packages
 	@lab/packages.sh $(TEST_PACKAGES)
-	@$(LAB) cache --vms $(VMS)
+	@$(LAB) cache --vms $(VMS) --suites bullseye,trixie
 
 .venv/ready: requirements.lock lab/packages.sh
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || lab/packages.sh python3-venv

@@ -38,6 +38,7 @@ PR_SET_PDEATHSIG = 1
 LOCK_LIMIT = 45 * 60
 PLAYBOOK_LIMIT = 30 * 60
 VMS_HELP = "how many virtual machines beside the nodes (0)"
+SUITES_HELP = "the nodes' Debian releases, in turn: bullseye,trixie (bookworm)"
 
 
 def check(lab: Lab, args: argparse.Namespace) -> None:
@@ -106,7 +107,17 @@ def build_tools(lab: Lab, args: argparse.Namespace) -> None:
 
 def fill_cache(lab: Lab, args: argparse.Namespace) -> None:
     tools.build(lab)
-    image.build(lab, image.NODES, *vm_images(args.vms))
+    image.build(lab, image.NODES, *map(image.of_suite, args.suites), *vm_images(args.vms))
+
+
+def suites(text: str) -> tuple[str, ...]:
+    """The value of --suites, each name checked."""
+    found = tuple(text.split(","))
+    if unknown := set(found) - set(image.NODE_SUITES):
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(sorted(unknown))}: choose from {', '.join(image.NODE_SUITES)}"
+        )
+    return found
 
 
 def vm_images(count: int) -> list[image.Image]:
@@ -132,6 +143,7 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
         args.cluster,
         tuple(vm_names(args.vms)),
         choose_accelerator(args.vms),
+        args.suites,
     )
     lab.dir.mkdir(mode=0o700, parents=True)
     with step(f"wiring the lab ({plan.underlay})"):
@@ -177,6 +189,9 @@ def grow(lab: Lab, args: argparse.Namespace) -> None:
     """A lab that is up gets the machines it lacks; to shrink it, take it down."""
     plan = Plan.load(lab)
     nodes, virtual = tuple(node_names(args.nodes)), tuple(vm_names(args.vms))
+    if args.suites and args.suites != plan.suites:
+        wanted = ",".join(args.suites)
+        raise LabError(f"the nodes run another Debian: `make down` before --suites {wanted}")
     if args.cluster and args.cluster != plan.cluster:
         option = f"{args.cluster.upper()}=1"
         raise LabError(f"the lab is up without {args.cluster}: `make down` before {option}")
@@ -345,6 +360,7 @@ def parser() -> argparse.ArgumentParser:
                 f"--{kind}", dest="cluster", action="store_const", const=kind, default="", help=text
             )
         one.add_argument("--vms", type=int, default=0, help=VMS_HELP)
+        one.add_argument("--suites", type=suites, default=(), help=SUITES_HELP)
         if name == "up":
             one.add_argument("--playbook", help="run it on the lab once that stands")
             one.add_argument("--keep", action="store_true", help="leave a failed lab standing")
@@ -355,6 +371,7 @@ def parser() -> argparse.ArgumentParser:
             )
     cache = verb("cache", fill_cache, "build the tools and the base images, and stop there")
     cache.add_argument("--vms", type=int, default=0, help=VMS_HELP)
+    cache.add_argument("--suites", type=suites, default=(), help=SUITES_HELP)
     verb("tools", build_tools, "build the Go tools alone, and say where they are").add_argument(
         "tool",
         nargs="*",

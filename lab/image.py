@@ -8,11 +8,12 @@ import platform
 import shutil
 import subprocess
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cgroups import Cgroup
-from .layout import Lab, LabError, cache_dir, is_vm
+from .layout import CONTROL, Lab, LabError, cache_dir, is_vm
 from .locks import locked
 from .progress import Step, step
 
@@ -111,6 +112,7 @@ class Image:
         return cache_dir() / "images" / f"{self.suite}-{key}"
 
 
+NODE_SUITES = ("bullseye", "bookworm", "trixie")  # Debian 11, 12 and 13
 NODES = Image("the nodes' base image", "bookworm", PACKAGES, FINISH)
 VMS = tuple(
     Image(
@@ -124,11 +126,18 @@ VMS = tuple(
 )
 
 
-def of(machine: str) -> Image:
-    """Virtual machines take turns: vm1 is Debian 12, vm2 is Debian 13, vm3 is Debian 12, …"""
+def of(machine: str, suites: Sequence[str] = ()) -> Image:
+    """Virtual machines take turns: vm1 is Debian 12, vm2 is Debian 13, vm3 is Debian 12, …
+    So do nodes, if the lab has `suites`. The control machine is always Debian 12."""
     if is_vm(machine):
         return VMS[(int(machine.removeprefix("vm")) - 1) % len(VMS)]
-    return NODES
+    if machine == CONTROL or not suites:
+        return NODES
+    return of_suite(suites[(int(machine.removeprefix("node")) - 1) % len(suites)])
+
+
+def of_suite(suite: str) -> Image:
+    return replace(NODES, suite=suite)
 
 
 def base_root() -> Path:

@@ -109,6 +109,7 @@ class Plan:
     cluster: str = ""  # what is on the nodes: k3s, kubeadm or nothing
     vms: tuple[str, ...] = ()
     accelerator: str = ""  # what runs the virtual machines: kvm or tcg
+    suites: tuple[str, ...] = ()  # the nodes' Debian releases, in turn; Debian 12 if empty
 
     @property
     def k3s(self) -> bool:
@@ -178,6 +179,7 @@ class Plan:
                 "cluster": self.cluster,
                 "vms": list(self.vms),
                 "accelerator": self.accelerator,
+                "suites": list(self.suites),
             },
             indent=2,
         )
@@ -199,6 +201,7 @@ class Plan:
             known.get("cluster", ""),
             tuple(known.get("vms", ())),
             known.get("accelerator", ""),
+            tuple(known.get("suites", ())),
         )
 
 

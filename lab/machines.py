@@ -60,7 +60,7 @@ def prepare(lab: Lab, plan: Plan, machine: str, files: Mapping[str, bytes]) -> N
     home = lab.node_dir(machine)
     for name in ("upper", "work", "root"):
         (home / name).mkdir(parents=True)
-    _mount(lab, machine)
+    _mount(lab, plan, machine)
     root = lab.root(machine)
     hosts = "".join(f"{plan.address(m)} {m}\n" for m in plan.machines)
     own = {
@@ -86,9 +86,10 @@ def prepare(lab: Lab, plan: Plan, machine: str, files: Mapping[str, bytes]) -> N
         vms.forget_layers(lab, machine)
 
 
-def _mount(lab: Lab, machine: str) -> None:
+def _mount(lab: Lab, plan: Plan, machine: str) -> None:
     home = lab.node_dir(machine)
-    layers = f"lowerdir={image.of(machine).root},upperdir={home / 'upper'},workdir={home / 'work'}"
+    base = image.of(machine, plan.suites).root
+    layers = f"lowerdir={base},upperdir={home / 'upper'},workdir={home / 'work'}"
     run("mount", "-t", "overlay", lab.netns(machine), "-o", layers, lab.root(machine))
 
 

@@ -156,7 +156,12 @@ with Store.in_directory(sys.argv[1]) as store:
         "flush chain inet headcni postrouting",
         "flush map inet headcni ports4",
         "flush ruleset",
-        "add element inet headcni ports4 { tcp . 99 : 10.55.1.9 . 99 }",
+        "add element inet headcni ports4 { tcp . 99 : 10.55.1.9 }",
+        "flush map inet headcni pod_ports4",
+        "flush set inet headcni masqueraded4",
+        "delete element inet headcni cluster4 { 10.55.0.0/16 }",
+        "add element inet headcni cluster4 { 192.0.2.0/24 }",
+        "flush chain inet headcni output; add rule inet headcni output accept",
     ],
 )
 def test_the_daemon_makes_the_firewall_whole_again_once(node, command):

@@ -340,11 +340,49 @@ class TestCheck:
         node.netns.run("nft", "flush", "map", "inet", "headcni", "ports4")
         assert "host port tcp/8080: missing" in node.check(conf, pod, result).error["details"]
         node.netns.run("nft", "flush", "table", "inet", "headcni")
-        assert "headcni: 0 rules, expected 13" in node.check(conf, pod, result).error["details"]
+        said = node.check(conf, pod, result).error["details"]
+        assert "headcni: lacks the rules 127.0.0.0/8 from outside, from a pod, IPv4" in said
         node.netns.run("nft", "flush", "ruleset")
         assert "nft table inet headcni: missing" in node.check(conf, pod, result).error["details"]
         node.add(node.conf()).succeeds()
         node.check(conf, pod, result).succeeds()
+
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            (
+                "flush set inet headcni masqueraded4",
+                "nft set masqueraded4: holds nothing, expected 10.55.1.0-10.55.1.255",
+            ),
+            (
+                "add element inet headcni cluster4 { 0.0.0.0/1 }",
+                "nft set cluster4: holds 0.0.0.0-127.255.255.255, expected 10.55.0.0-10.55.255.255",
+            ),
+            (
+                "flush chain inet headcni output; add rule inet headcni output accept",
+                "nft table inet headcni: lacks the rules for the node, from itself",
+            ),
+            (
+                "insert rule inet headcni postrouting accept",
+                "nft table inet headcni: its rules were changed",
+            ),
+        ],
+    )
+    def test_sets_and_rules_that_somebody_changed_are_named(self, node, command, said):
+        pod, conf = node.pod(), node.conf()
+        result = node.add(conf, pod).ok
+        node.netns.run("nft", *command.split())
+        assert node.check(conf, pod, result).error["details"] == said
+
+    def test_a_pod_is_compared_with_the_configuration_that_it_was_added_with(self, node, datapath):
+        pod, conf = node.pod(), node.conf(datapath=datapath, mtu=1280)
+        result = node.add(conf, pod).ok
+        other = "routed" if datapath == "bridge" else "bridge"
+        changed = node.conf(datapath=other, mtu=1400, bridge="headcni7", ipMasq=False)
+        node.check(changed, pod, result).succeeds()
+        pod.ip("link set eth0 mtu 1400")
+        said = node.check(changed, pod, result).error["details"]
+        assert said == "pod: eth0 has MTU 1400, expected 1280"
 
     def test_host_ports_are_found_where_nobody_knows_the_protocols_names(self, node, monkeypatch):
         hide = "[ ! -e /etc/protocols ] || mount --bind /dev/null /etc/protocols"

@@ -17,6 +17,11 @@ from lab import tools
 
 ECHO = Path(__file__).with_name("echo.py")
 PREFIX = "hct"
+# Runs a command in another root file system, which it leaves unchanged.
+CHROOT = """\
+for shared in dev proc sys run tmp; do mount --rbind /$shared "$0/$shared"; done
+exec chroot "$0" "$@"
+"""
 # CniNode.leftovers() of a node that had pods, and has none now.
 EMPTY = {
     "links": set(),
@@ -42,6 +47,13 @@ def sh(*argv: object, check: bool = True, **kwargs: Any) -> subprocess.Completed
     if check and done.returncode != 0:
         raise AssertionError(f"{argv} → {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def mapped(*ports: tuple[Any, ...]) -> dict[str, Any]:
+    """A netconf's part for (host port, pod port, protocol, host IP) mappings."""
+    keys = ("hostPort", "containerPort", "protocol", "hostIP")
+    mappings = [dict(zip(keys, port)) for port in ports]
+    return {"capabilities": {"portMappings": True}, "runtimeConfig": {"portMappings": mappings}}
 
 
 @dataclass
@@ -154,6 +166,7 @@ class CniNode:
     netns: Namespace
     outside: Namespace
     python: str = "/usr/bin/python3"
+    root: Path = Path("/")  # the file system of the distribution that the plugin runs on
     pods: list[Namespace] = field(default_factory=list)
 
     NODE_IP, OUTSIDE_IP = "192.0.2.1", "192.0.2.2"
@@ -234,16 +247,15 @@ class CniNode:
                 env.setdefault("CNI_NETNS", pod.path)
         return env
 
+    @property
+    def _on_it(self) -> list[str]:
+        """What runs a program of the node's distribution in its network namespace."""
+        changed = ["unshare", "--mount", "sh", "-ec", CHROOT, str(self.root)]
+        elsewhere = self.root != Path("/")
+        return ["ip", "netns", "exec", self.netns.name, *(changed if elsewhere else ())]
+
     def command(self, plugin: str = "headcni") -> list[str]:
-        return [
-            "ip",
-            "netns",
-            "exec",
-            self.netns.name,
-            self.python,
-            "-IS",
-            str(self.plugins / plugin),
-        ]
+        return [*self._on_it, self.python, "-IS", str(self.plugins / plugin)]
 
     def call(
         self,
@@ -323,7 +335,7 @@ class CniNode:
         self.sql("INSERT INTO tombstone VALUES ('pods', ?, 'eth0', 1)", container)
 
     def nft(self) -> str:
-        return self.netns.run("nft", "list", "ruleset").stdout
+        return sh(*self._on_it, "nft", "list", "ruleset").stdout
 
     def leftovers(self) -> dict[str, Any]:
         """What pods leave on a node: it should be EMPTY once they are gone."""
@@ -337,6 +349,6 @@ class CniNode:
         mapped = [
             line.strip()
             for line in self.nft().splitlines()
-            if " . " in line and ": " in line and "type" not in line
+            if " . " in line and ": " in line and not {"type", "dnat"} & set(line.split())
         ]
         return {"links": veths, "mapped": mapped, **rows}

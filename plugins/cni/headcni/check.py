@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyroute2 import IPRoute
 
-from . import result
+from . import repair, result
 from .datapath import firewall, netns
 from .datapath.rtnl import IFF_PROMISC, IFF_UP, RT_TABLE_MAIN
 from .errors import UNKNOWN_CONTAINER, CniError
@@ -34,16 +34,25 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
             f"container {owner.container_id} has no {owner.ifname} on network {owner.network}",
             "ADD it first; a reboot or a DEL ends an attachment",
         )
-    found = [*_result(known, network), *_lease(node, network, owner, known)]
-    found += _host(network, known)
+    found = list(_result(known, network))
+    network = _as_added(known, network, call)
+    found += [*_lease(node, network, owner, known), *_host(network, known)]
     try:
         with netns.opened(call.netns, call.netns_fd) as fd, netns.entered(fd), IPRoute() as kernel:
             found += _pod(kernel, network, known)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
     if network.ip_masq or network.port_mappings:
-        found += firewall.differences(node.store, owner, rules=True)
+        found += firewall.differences(node.store, owner, shared=True)
     return found
+
+
+def _as_added(known: Attachment, network: NetworkConfig, call: Call) -> NetworkConfig:
+    """What was configured for this pod: the configuration may have changed for later pods."""
+    try:
+        return repair.network_of(known, call.env)
+    except CniError:
+        return network  # the store was damaged
 
 
 def _result(known: Attachment, network: NetworkConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -74,9 +75,13 @@ def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
     return {index: frozenset(those) for index, those in found.items()}
 
 
-def network_of(attachment: Attachment) -> NetworkConfig:
-    """The configuration that the pod was added with."""
-    return config.parse(netconf_of(attachment), {}, forgiving=True)
+def network_of(attachment: Attachment, env: Optional[Mapping[str, str]] = None) -> NetworkConfig:
+    """The configuration that the pod was added with. Its MTU may have come from a file that has
+    changed since, so the result's counts."""
+    network = config.parse(netconf_of(attachment), env or {}, forgiving=True)
+    interfaces = attachment.result.get("interfaces", ())
+    mtu = next((one["mtu"] for one in interfaces if one.get("mtu")), network.mtu)
+    return replace(network, mtu=mtu)
 
 
 def netconf_of(attachment: Attachment) -> bytes:

@@ -29,44 +29,55 @@ MARK = 0x2000
 
 _Networks = Tuple[Tuple[str, str, str], ...]  # of each: pods, masqueraded and cluster, as JSON
 
+_PORT_OF = "pod_"  # begins the name of the map that holds the ports for a map of addresses
+_MASQUERADE = "masquerade fully-random"  # two pods that choose a port at once must not collide
+
+
+def _dnat(family: str, name: str, at: str = "") -> str:
+    """Look a packet's host port up. libnftables 0.9.8 (Debian 11) cannot take an address and a port
+    from one map, and translates ports only in a rule that matches protocols which have ports."""
+    key = f"meta l4proto . {at}th dport"
+    to = f"{key} map @{name} : {key} map @{_PORT_OF}{name}"
+    return f"meta l4proto {{ tcp, udp, sctp }} dnat {family} to {to}"
+
+
+# Each rule has a comment, by which CHECK notices another rule in its place.
 _CHAINS = f"""
     chain guard {{
         comment "route_localnet opens 127.0.0.0/8 to neighbours; this closes it again"
         type filter hook prerouting priority raw; policy accept;
-        iifname != "lo" ip daddr 127.0.0.0/8 drop
+        iifname != "lo" ip daddr 127.0.0.0/8 drop comment "127.0.0.0/8 from outside"
     }}
     chain ports {{
         comment "answers to these must come back through the node"
-        ip saddr @pods4 meta mark set meta mark or {MARK:#x}
-        ip saddr 127.0.0.0/8 meta mark set meta mark or {MARK:#x}
-        ip6 saddr @pods6 meta mark set meta mark or {MARK:#x}
-        dnat ip to meta l4proto . ip daddr . th dport map @ports_at4
-        dnat ip to meta l4proto . th dport map @ports4
-        dnat ip6 to meta l4proto . ip6 daddr . th dport map @ports_at6
-        dnat ip6 to meta l4proto . th dport map @ports6
+        ip saddr @pods4 meta mark set meta mark or {MARK:#x} comment "from a pod, IPv4"
+        ip saddr 127.0.0.0/8 meta mark set meta mark or {MARK:#x} comment "from 127.0.0.0/8"
+        ip6 saddr @pods6 meta mark set meta mark or {MARK:#x} comment "from a pod, IPv6"
+        {_dnat("ip", "ports_at4", "ip daddr . ")} comment "host ports of one address, IPv4"
+        {_dnat("ip", "ports4")} comment "host ports, IPv4"
+        {_dnat("ip6", "ports_at6", "ip6 daddr . ")} comment "host ports of one address, IPv6"
+        {_dnat("ip6", "ports6")} comment "host ports, IPv6"
     }}
     chain prerouting {{
         type nat hook prerouting priority dstnat; policy accept;
-        fib daddr type local jump ports
+        fib daddr type local jump ports comment "for the node, from others"
     }}
     chain output {{
         type nat hook output priority -100; policy accept;
-        fib daddr type local jump ports
+        fib daddr type local jump ports comment "for the node, from itself"
     }}
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
-        ct status dnat meta mark and {MARK:#x} != 0 masquerade
-        ip saddr @masqueraded4 ip daddr != @cluster4 ip daddr != 224.0.0.0/4 masquerade
-        ip6 saddr @masqueraded6 ip6 daddr != @cluster6 ip6 daddr != ff00::/8 masquerade
+        ct status dnat meta mark and {MARK:#x} != 0 {_MASQUERADE} comment "to a host port"
+        ip saddr @masqueraded4 ip daddr != @cluster4 ip daddr != 224.0.0.0/4 \
+            {_MASQUERADE} comment "out of the cluster, IPv4"
+        ip6 saddr @masqueraded6 ip6 daddr != @cluster6 ip6 daddr != ff00::/8 \
+            {_MASQUERADE} comment "out of the cluster, IPv6"
     }}
 """
 
 
 _PROTOCOLS = {name: number for number, name in nft.PROTOCOLS.items()}
-_RULES = sum(
-    line.strip()[:1] not in ("", "}") and line.split()[0] not in ("chain", "comment", "type")
-    for line in _CHAINS.splitlines()
-)
 
 
 @dataclass(frozen=True)
@@ -81,21 +92,28 @@ class Port:
     pod_port: int
 
     @property
-    def element(self) -> tuple[str, str, str]:
-        """The map it stands in, its key there, and where it leads."""
-        kind, at = ("ports_at", f" . {self.host_ip}") if self.host_ip else ("ports", "")
-        key = f"{self.protocol}{at} . {self.host_port}"
-        return f"{kind}{self.family}", key, f"{self.pod_ip} . {self.pod_port}"
+    def map(self) -> str:
+        return f"{'ports_at' if self.host_ip else 'ports'}{self.family}"
 
     @property
-    def packed(self) -> nft.Element:
+    def elements(self) -> tuple[tuple[str, str, str], ...]:
+        """Map, key and value of the address and of the port that it leads to."""
+        at = f" . {self.host_ip}" if self.host_ip else ""
+        key = f"{self.protocol}{at} . {self.host_port}"
+        return (self.map, key, self.pod_ip), (_PORT_OF + self.map, key, str(self.pod_port))
+
+    @property
+    def packed(self) -> tuple[nft.Element, ...]:
         """The same, as the kernel has it."""
         pack = partial(socket.inet_pton, socket.AF_INET if self.family == 4 else socket.AF_INET6)
-        key = [bytes([_PROTOCOLS[self.protocol]]), self.host_port.to_bytes(2, "big")]
+        parts = [bytes([_PROTOCOLS[self.protocol]]), self.host_port.to_bytes(2, "big")]
         if self.host_ip:
-            key.insert(1, pack(self.host_ip))
-        value = nft.words(pack(self.pod_ip), self.pod_port.to_bytes(2, "big"))
-        return nft.Element(self.element[0], nft.words(*key), value)
+            parts.insert(1, pack(self.host_ip))
+        key = nft.words(*parts)
+        return (
+            nft.Element(self.map, key, pack(self.pod_ip)),
+            nft.Element(_PORT_OF + self.map, key, self.pod_port.to_bytes(2, "big")),
+        )
 
 
 def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Port, ...]:
@@ -161,7 +179,7 @@ def publish(store: Store, owner: Owner, pod: PodRef, ports: Sequence[Port]) -> N
             _replace(db)
             return
         try:
-            nft.add_elements(TABLE, [port.packed for port in ports])
+            nft.add_elements(TABLE, [one for port in ports for one in port.packed])
         except CniError:
             _replace(db)  # an element of a call that was killed stood in the way
 
@@ -197,7 +215,7 @@ def _claim(db: sqlite3.Connection, owner: Owner, pod: PodRef, port: Port) -> Non
 
 def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
     """Take the owner's ports away; most pods have none, and then nothing is written."""
-    key = (owner.network, owner.container_id, owner.ifname)
+    key = _key(owner)
     if not store.read(lambda db: _ports(db, key)):
         return ()
 
@@ -213,34 +231,52 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
 
 def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:
     try:
-        nft.delete_elements(TABLE, [port.packed for port in ports])
+        nft.delete_elements(TABLE, [one for port in ports for one in port.packed])
     except CniError:
         _replace(db)  # somebody flushed them: make the table what the store says
 
 
 def published(store: Store, owner: Owner) -> tuple[Port, ...]:
-    return store.read(lambda db: _ports(db, (owner.network, owner.container_id, owner.ifname)))
+    return store.read(lambda db: _ports(db, _key(owner)))
 
 
-def differences(store: Store, owner: Owner, rules: bool = False) -> list[str]:
-    """What of the owner's part of the table is not as the store has it; with `rules` also whether
-    somebody took rules out of it, which are everybody's."""
+def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
+    """What of the owner's part of the table is not as the store has it; with `shared` also what
+    somebody changed in the rules and sets that all pods share."""
     comment = nft.table_comment(TABLE)
     if comment is None:
         return [f"nft table inet {TABLE}: missing"]
+    wanted, networks, ports = store.read(
+        lambda db: (_comment(db), _networks(db), _ports(db, _key(owner)))
+    )
     found = []
-    if comment != store.read(_comment):
+    if comment != wanted:
         found.append(f"nft table inet {TABLE}: not what this release would write")
-    ports = published(store, owner)
-    held = nft.contents(TABLE) if ports or rules else nft.Contents(_RULES, {})
-    if not found and held.rules != _RULES:
-        found.append(f"nft table inet {TABLE}: {held.rules} rules, expected {_RULES}")
+    held = nft.contents(TABLE) if ports or shared else nft.NOTHING
+    if shared and not found:
+        found += _shared_differences(held, networks)
     for port in ports:
-        name, key, target = port.element
-        have = held.elements.get((name, key), "missing")
-        if have != target:
-            found.append(f"host port {port.protocol}/{port.host_port}: {have}, expected {target}")
+        have = [held.elements.get((name, key), "missing") for name, key, _unused in port.elements]
+        expected = [value for _unused, _unused, value in port.elements]
+        if have != expected:
+            found.append(
+                f"host port {port.protocol}/{port.host_port}: {':'.join(have)}, "
+                f"expected {':'.join(expected)}"
+            )
     return found
+
+
+def _shared_differences(held: nft.Contents, networks: _Networks) -> Iterator[str]:
+    if held.rules != _rules():
+        missing = [comment for rule in _rules() if rule not in held.rules for comment in rule[1:]]
+        what = f"lacks the rules {', '.join(missing)}" if missing else "its rules were changed"
+        yield f"nft table inet {TABLE}: {what}"
+    wanted = _ranges(networks)
+    for name, expected in wanted.items():
+        have = held.sets.get(name, ())
+        if have != expected:
+            shown, right = (", ".join(one) or "nothing" for one in (have, expected))
+            yield f"nft set {name}: holds {shown}, expected {right}"
 
 
 def owners(store: Store, network: str) -> list[Owner]:
@@ -276,12 +312,30 @@ def _is_whole(db: sqlite3.Connection) -> bool:
     if nft.table_comment(TABLE) != _comment(db):
         return False
     rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
-    ports = [Port(*row).element for row in rows]
-    return nft.contents(TABLE) == (_RULES, {(name, key): target for name, key, target in ports})
+    elements = {(name, key): value for row in rows for name, key, value in Port(*row).elements}
+    wanted = nft.Contents(_rules(), _ranges(_networks(db)), elements)
+    return nft.contents(TABLE) == wanted
+
+
+@lru_cache(maxsize=1)
+def _rules() -> tuple[tuple[str, str], ...]:
+    """The chain and the comment of each rule, in order."""
+    import re
+
+    found, chain = [], ""
+    for name, comment in re.findall(r"chain (\w+)|\S.* comment \"(.*)\"$", _CHAINS, re.MULTILINE):
+        chain = name or chain
+        if comment:
+            found.append((chain, comment))
+    return tuple(found)
 
 
 def is_current(store: Store) -> bool:
     return nft.table_comment(TABLE) == store.read(_comment)
+
+
+def _key(owner: Owner) -> tuple[str, str, str]:
+    return owner.network, owner.container_id, owner.ifname
 
 
 def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...]:
@@ -309,29 +363,43 @@ def _networks(db: sqlite3.Connection) -> _Networks:
 
 
 def _sets(networks: _Networks) -> Iterator[str]:
+    for name, members in _members(networks).items():
+        kind = "ipv6_addr" if name.endswith("6") else "ipv4_addr"
+        elements = f" elements = {{ {', '.join(members)} }};" if members else ""
+        yield f"set {name} {{ type {kind}; flags interval; auto-merge;{elements} }}\n"
+
+
+def _members(networks: _Networks) -> dict[str, list[str]]:
+    """What each set holds."""
     sets: dict[str, set[str]] = {"pods": set(), "masqueraded": set(), "cluster": set()}
     for row in networks:
         for members, listed in zip(sets.values(), row):
             members.update(json.loads(listed))
-    for name, members in sets.items():
-        for family, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
-            chosen = sorted(n for n in members if (":" in n) == (family == 6))
-            elements = f" elements = {{ {', '.join(chosen)} }};" if chosen else ""
-            yield f"set {name}{family} {{ type {kind}; flags interval; auto-merge;{elements} }}\n"
+    return {
+        f"{name}{family}": sorted(one for one in members if (":" in one) == (family == 6))
+        for name, members in sets.items()
+        for family in (4, 6)
+    }
+
+
+def _ranges(networks: _Networks) -> dict[str, tuple[str, ...]]:
+    """The same as the kernel lists it."""
+    return {name: nft.ranges(members) for name, members in _members(networks).items()}
 
 
 def _maps(db: sqlite3.Connection) -> Iterator[str]:
     elements: dict[str, list[str]] = {}
     rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
     for row in rows:
-        name, key, target = Port(*row).element
-        elements.setdefault(name, []).append(f"{key} : {target}")
+        for name, key, value in Port(*row).elements:
+            elements.setdefault(name, []).append(f"{key} : {value}")
     for family, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
         for name, at in ((f"ports{family}", ""), (f"ports_at{family}", f"{kind} . ")):
-            inside = elements.get(name)
-            body = f" elements = {{ {', '.join(inside)} }};" if inside else ""
-            types = f"inet_proto . {at}inet_service : {kind} . inet_service"
-            yield f"map {name} {{ type {types};{body} }}\n"
+            for filled, leads_to in ((name, kind), (_PORT_OF + name, "inet_service")):
+                inside = elements.get(filled)
+                body = f" elements = {{ {', '.join(inside)} }};" if inside else ""
+                types = f"inet_proto . {at}inet_service : {leads_to}"
+                yield f"map {filled} {{ type {types};{body} }}\n"
 
 
 def _replace(db: sqlite3.Connection) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple, Optional
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
@@ -99,11 +100,15 @@ def _item(element: Element, message: int) -> bytes:
 
 
 class Contents(NamedTuple):
-    """What a table holds: how many rules, and of its maps (map, key) → value, spelt as `add
-    element` would take them."""
+    """What a table holds: its rules as (chain, comment), the ranges in its sets, and (map, key) →
+    value of its maps, spelt as `add element` would take them."""
 
-    rules: int
+    rules: tuple[tuple[str, str], ...]
+    sets: dict[str, tuple[str, ...]]
     elements: dict[tuple[str, str], str]
+
+
+NOTHING = Contents((), {}, {})
 
 
 def contents(table: str) -> Contents:
@@ -118,19 +123,52 @@ def contents(table: str) -> Contents:
             listed = library.nft_ctx_get_output_buffer(context) if found == 0 else b"{}"
         finally:
             library.nft_ctx_output_set_flags(context, 0)
-    rules, elements = 0, {}
+    rules, sets, elements = [], {}, {}
     for item in json.loads(listed).get("nftables", ()):
-        rules += "rule" in item
-        holder = item.get("map", {})
-        for key, value in holder.get("elem", ()):
-            protocol, *rest = key["concat"]
-            name = PROTOCOLS.get(protocol, protocol)
-            elements[holder["name"], _spelt([name, *rest])] = _spelt(value["concat"])
-    return Contents(rules, elements)
+        for kind, held in item.items():
+            if kind == "rule":
+                rules.append((held["chain"], held.get("comment", "")))
+            elif kind == "set":
+                sets[held["name"]] = ranges(map(_range, held.get("elem", ())))
+            elif kind == "map":
+                for key, value in held.get("elem", ()):
+                    elements[held["name"], _key(key)] = str(value)
+    return Contents(tuple(rules), sets, elements)
 
 
-def _spelt(values: Sequence[Any]) -> str:
-    return " . ".join(map(str, values))
+def _key(listed: Any) -> str:
+    protocol, *rest = listed["concat"]
+    return " . ".join(map(str, [PROTOCOLS.get(protocol, protocol), *rest]))
+
+
+def _range(listed: Any) -> str:
+    """An address, a prefix or a range, as JSON has it, in the notation of `add element`."""
+    if isinstance(listed, dict) and "elem" in listed:  # it has a comment or a timeout
+        listed = listed["elem"]["val"]
+    if isinstance(listed, str):
+        return listed
+    if "prefix" in listed:
+        return f"{listed['prefix']['addr']}/{listed['prefix']['len']}"
+    return "-".join(listed["range"])
+
+
+def ranges(listed: Iterable[str]) -> tuple[str, ...]:
+    """Ranges of addresses in one order and notation, with neighbours merged as auto-merge does."""
+    found: list[tuple[Any, Any]] = []
+    for first, last in sorted(map(_ends, listed)):
+        if found and int(first) <= int(found[-1][1]) + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(f"{first}-{last}" for first, last in found)
+
+
+def _ends(text: str) -> tuple[Any, Any]:
+    first, dash, last = text.partition("-")
+    if dash:
+        return ip_address(first), ip_address(last)
+    network = ip_network(text)
+    return network[0], network[-1]
 
 
 def _open() -> tuple[Any, Any]:
