@@ -7,7 +7,7 @@ import os
 import sqlite3
 
 import pytest
-from cni_node import sh
+from cni_node import REPAIR_FIREWALL, sh
 
 PROGRAM = """
 import json, sys
@@ -29,17 +29,7 @@ print(json.dumps(found))
 
 
 def ask(node, what: str, program: str = PROGRAM) -> list[str]:
-    home = (node.plugins / "headcni").resolve().parent.parent
-    done = node.netns.run(
-        node.python,
-        "-S",
-        "-c",
-        program,
-        node.tmp / "data",
-        what,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{home}:{home}/vendor"},
-    )
-    return json.loads(done.stdout)
+    return node.runs(program, what)
 
 
 def look(node) -> list[str]:
@@ -140,15 +130,6 @@ def test_a_host_port_that_somebody_took_out_of_the_table_is_put_back(node):
             assert node.outside.asks(node.NODE_IP, 8080)
 
 
-KEEP_HOUSE = """
-import json, sys
-from headcni.datapath import firewall
-from headcni.store import Store
-with Store.in_directory(sys.argv[1]) as store:
-    print(json.dumps([firewall.repair(store), firewall.repair(store)]))
-"""
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -169,9 +150,9 @@ def test_the_daemon_makes_the_firewall_whole_again_once(node, command):
     conf = node.conf(capabilities={"portMappings": True}, runtimeConfig={"portMappings": [mapping]})
     pod = node.pod()
     result = node.add(conf, pod).ok
-    assert ask(node, "", KEEP_HOUSE) == [False, False]
+    assert node.runs(REPAIR_FIREWALL) == [False, False]
     node.netns.run("nft", *command.split())
-    assert ask(node, "", KEEP_HOUSE) == [True, False]
+    assert node.runs(REPAIR_FIREWALL) == [True, False]
     node.check(conf, pod, result).succeeds()
     with pod.serving(80):
         assert node.outside.asks(node.NODE_IP, 8080)

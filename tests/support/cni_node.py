@@ -32,6 +32,14 @@ EMPTY = {
     "plugin_state": [],
     "tombstone": [],
 }
+# What the daemon does to the nft table in two passes: whether each changed anything.
+REPAIR_FIREWALL = """
+import json, sys
+from headcni.datapath import firewall
+from headcni.store import Store
+with Store.in_directory(sys.argv[1]) as store:
+    print(json.dumps([firewall.repair(store), firewall.repair(store)]))
+"""
 _numbers = itertools.count()
 
 
@@ -333,6 +341,16 @@ class CniNode:
         self.netns.ip("link set lo down")
         self.netns.ip(f"link set lo name {host_name(owner)}")
         self.sql("INSERT INTO tombstone VALUES ('pods', ?, 'eth0', 1)", container)
+
+    def runs(self, program: str, *arguments: str) -> Any:
+        """The JSON that a program prints which uses the installed runtime on this node. Its first
+        argument is the data directory."""
+        home = (self.plugins / "headcni").resolve().parent.parent
+        done = self.netns.run(
+            *(self.python, "-S", "-c", program, self.tmp / "data", *arguments),
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{home}:{home}/vendor"},
+        )
+        return json.loads(done.stdout)
 
     def nft(self) -> str:
         return sh(*self._on_it, "nft", "list", "ruleset").stdout

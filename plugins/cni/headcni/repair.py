@@ -190,8 +190,8 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
             link.connect(node.kernel, network, cable, fd)
         else:
             _mend_cable(node.kernel, network, cable, fd)
-    if network.ip_masq or network.port_mappings:
-        firewall.ensure(node.store, network)
+    ranges = attachment.state.get("ranges", firewall.ranges_of(network))
+    firewall.ensure(node.store, owner.network, ranges)
     ports = firewall.published(node.store, owner)
     if ports:
         verbs.open_loopback(network, cable)

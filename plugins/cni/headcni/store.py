@@ -91,10 +91,20 @@ _VERSION_2 = (
         link INTEGER NOT NULL, PRIMARY KEY (network, container_id, ifname)) WITHOUT ROWID""",
 )
 
+# What of the nft sets live pods need, in place of the table `firewall`: several for one network, if
+# its configuration has changed or pods have ranges of their own. `ranges` is JSON.
+_VERSION_3 = (
+    """CREATE TABLE firewall_need (
+        network TEXT NOT NULL, ranges TEXT NOT NULL, place INTEGER NOT NULL,
+        PRIMARY KEY (network, ranges)) WITHOUT ROWID""",
+    """INSERT INTO firewall_need SELECT network, '{"cluster": ' || cluster || ', "masqueraded": '
+        || masqueraded || ', "pods": ' || pods || '}', 0 FROM firewall""",
+)
+
 # Step i brings version i to i + 1. A step that older releases can live with (a new table or
 # index) leaves meta.oldest_reader alone, so that a roll-back of the release keeps the store; any
 # other (a new column, too) raises it to its own version.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 
 
 # Pools stay, for their cursors: addresses of before the reboot are not used again at once.
@@ -104,6 +114,8 @@ _END_OF_BOOT = (
     "DELETE FROM span",
     "DELETE FROM attachment",
     "DELETE FROM port",
+    "DELETE FROM firewall",
+    "DELETE FROM firewall_need",
     "DELETE FROM tombstone",
     "DELETE FROM meta WHERE key = 'lost'",
     "UPDATE network SET ranges = ''",
@@ -604,6 +616,12 @@ def _drop_attachment(db: sqlite3.Connection, owner: Owner) -> bool:
         _key(owner),
     )
     return dropped.rowcount > 0
+
+
+def attachment_states(db: sqlite3.Connection) -> list[tuple[str, dict[str, Any]]]:
+    """The network and the state of each attachment."""
+    rows = db.execute("SELECT network, state FROM attachment")
+    return [(network, _load(state)) for network, state in rows]
 
 
 def is_lost(db: sqlite3.Connection) -> bool:

@@ -147,7 +147,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
         _finish_own_burial(node, owner)
     elif pending and node.bury is None:
         _finished(node)  # what another pod has left is not this pod's concern
-    sandbox = _sandbox(call)
+    sandbox, ranges = _sandbox(call), firewall.ranges_of(network)
     if known is not None:
         if _still_there(node, known, call, sandbox):
             node.attachment = known
@@ -172,8 +172,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 _unhindered(node, pending, lambda: link.connect(node.kernel, network, cable, fd))
             undo.callback(link.disconnect, node.kernel, cable.host)
             with node.phase("firewall"):
-                if network.ip_masq or network.port_mappings:
-                    firewall.ensure(node.store, network)
+                firewall.ensure(node.store, owner.network, ranges)
                 ports = firewall.ports_of(network, leased)
                 if ports:
                     open_loopback(network, cable)
@@ -182,7 +181,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("dns"):
                 dns = result.dns_of(network.dns)
             made, host = _result(network, cable, call.netns, dns), cable.host
-        state = {"netns": sandbox}
+        state = {"netns": sandbox, "ranges": ranges}
         node.attachment = Attachment(
             owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
@@ -316,6 +315,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
         except CniError as problem:
             failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
     node.ipam.collect(name, valid)
+    firewall.forget_unused(node.store)
     in_use = {link.host_name(Owner(name, *pair)) for pair in valid}
     for host in link.links_without_owner(name):
         if host not in in_use:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import stat
@@ -123,6 +124,21 @@ def test_a_store_of_the_release_without_tombstones_gets_them(path, monkeypatch):
         patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:1])
         with Store(path, boot_id="boot-1") as rolled_back:
             assert rolled_back.lost is None
+
+
+def test_ranges_of_the_older_table_are_kept_until_a_reboot(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
+        with Store(path, boot_id="boot-1") as before, before.transaction() as db:
+            row = ("pods", '["10.55.1.0/24"]', "[]", '["10.55.0.0/16"]')
+            db.execute("INSERT INTO firewall VALUES (?, ?, ?, ?)", row)
+    with Store(path, boot_id="boot-1") as after, after.transaction() as db:
+        needs = db.execute("SELECT network, ranges FROM firewall_need").fetchall()
+        ranges = {"pods": ["10.55.1.0/24"], "masqueraded": [], "cluster": ["10.55.0.0/16"]}
+        assert needs == [("pods", json.dumps(ranges, sort_keys=True))]
+    with Store(path, boot_id="boot-2") as rebooted, rebooted.transaction() as db:
+        assert db.execute("SELECT * FROM firewall_need").fetchall() == []
+        assert db.execute("SELECT * FROM firewall").fetchall() == []
 
 
 def test_attachments_are_listed_by_network(store):

@@ -12,14 +12,14 @@ import hashlib
 import json
 import socket
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Tuple
 
 from ..errors import PORT_TAKEN, CniError
 from ..model import LeasedAddress, Network, NetworkConfig, Owner, PodRef
-from ..store import Store
+from ..store import Store, attachment_states
 from . import nft
 
 TABLE = "headcni"
@@ -27,7 +27,8 @@ TABLE = "headcni"
 # 0x40000 and 0x80000.
 MARK = 0x2000
 
-_Networks = Tuple[Tuple[str, str, str], ...]  # of each: pods, masqueraded and cluster, as JSON
+# Which ranges pods need, oldest first: the network, and as JSON its pods, masqueraded and cluster.
+_Needs = Tuple[Tuple[str, str], ...]
 
 _PORT_OF = "pod_"  # begins the name of the map that holds the ports for a map of addresses
 _MASQUERADE = "masquerade fully-random"  # two pods that choose a port at once must not collide
@@ -77,6 +78,17 @@ _CHAINS = f"""
 """
 
 
+# Owners with an address that are neither attached nor deleted.
+_BEING_ADDED = """
+    SELECT DISTINCT network FROM allocation WHERE NOT EXISTS (
+        SELECT 1 FROM attachment WHERE attachment.network = allocation.network
+            AND attachment.container_id = allocation.container_id
+            AND attachment.ifname = allocation.ifname)
+    AND NOT EXISTS (
+        SELECT 1 FROM tombstone WHERE tombstone.network = allocation.network
+            AND tombstone.container_id = allocation.container_id
+            AND tombstone.ifname = allocation.ifname)
+"""
 _PROTOCOLS = {name: number for number, name in nft.PROTOCOLS.items()}
 
 
@@ -138,32 +150,87 @@ def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[P
     return tuple(found)
 
 
-def ensure(store: Store, network: NetworkConfig) -> None:
-    """The table is there and knows this network."""
-    wanted = _wanted(network)
-    select = "SELECT pods, masqueraded, cluster FROM firewall WHERE network = ?"
-    row, comment = store.read(
-        lambda db: (db.execute(select, (network.name,)).fetchone(), _comment(db))
-    )
-    if row == wanted and nft.table_comment(TABLE) == comment:
+def ranges_of(network: NetworkConfig) -> dict[str, list[str]]:
+    """What a pod of the network needs in the sets: where pods are, which of them are masqueraded,
+    and destinations that they never are masqueraded for. Nothing if it does not need the table."""
+    if network.delegates or not (network.ip_masq or network.port_mappings):
+        return {}
+    return {
+        "pods": _texts(network.pod_cidrs),
+        "masqueraded": _texts(network.pod_cidrs if network.ip_masq else ()),
+        "cluster": _texts({*network.cluster_cidrs, *network.pod_cidrs, *network.service_cidrs}),
+    }
+
+
+def _texts(networks: Iterable[Network]) -> list[str]:
+    return sorted(map(str, networks))
+
+
+def ensure(store: Store, name: str, ranges: Mapping[str, Sequence[str]]) -> None:
+    """The table is there and has what a pod of the network `name` needs."""
+    if not ranges:
+        return
+    need = name, json.dumps(ranges, sort_keys=True)
+    needs = store.read(_needs)
+    if _is_met(needs, need) and nft.table_comment(TABLE) == _digest(needs):
         return
 
     def work(db: sqlite3.Connection) -> None:
-        db.execute("INSERT OR REPLACE INTO firewall VALUES (?, ?, ?, ?)", (network.name, *wanted))
+        if not _is_met(_needs(db), need):
+            _add_need(db, need)
+            _settle(db)
         _replace(db)
 
     store.atomically(work)
 
 
-def _wanted(network: NetworkConfig) -> tuple[str, str, str]:
-    """As JSON: the node's pod ranges, those that are masqueraded, and where to they never are."""
-    cluster = {*network.cluster_cidrs, *network.pod_cidrs, *network.service_cidrs}
-    masqueraded = network.pod_cidrs if network.ip_masq else ()
-    return _texts(network.pod_cidrs), _texts(masqueraded), _texts(cluster)
+def _add_need(db: sqlite3.Connection, need: tuple[str, str]) -> None:
+    db.execute(
+        "INSERT OR REPLACE INTO firewall_need VALUES"
+        " (?, ?, (SELECT coalesce(max(place) + 1, 0) FROM firewall_need))",
+        need,
+    )
 
 
-def _texts(networks: Iterable[Network]) -> str:
-    return json.dumps(sorted(map(str, networks)))
+@lru_cache(maxsize=64)
+def _is_met(needs: _Needs, need: tuple[str, str]) -> bool:
+    """Whether the sets would not change if the need were added as the newest."""
+    latest = (*(one for one in needs if one != need), need)
+    return need in needs and _members(latest) == _members(needs)
+
+
+def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The needs that no pod has any more, and those of pods that another release has added. A
+    network with an ADD at work keeps all of its needs, and so does one with pods of a release that
+    did not record them."""
+    have = set(_needs(db))
+    live, kept = set(), {row[0] for row in db.execute(_BEING_ADDED)}
+    for network, state in attachment_states(db):
+        ranges = state.get("ranges")
+        if ranges is None:
+            kept.add(network)
+        elif ranges:
+            live.add((network, json.dumps(ranges, sort_keys=True)))
+    return [need for need in have - live if need[0] not in kept], sorted(live - have)
+
+
+def _settle(db: sqlite3.Connection) -> bool:
+    """Record what live pods need and no more; whether that was a change."""
+    unused, missing = _changes(db)
+    db.executemany("DELETE FROM firewall_need WHERE network = ? AND ranges = ?", unused)
+    for need in missing:
+        _add_need(db, need)
+    return bool(unused or missing)
+
+
+def forget_unused(store: Store) -> None:
+    """Take the ranges out that no pod needs any more."""
+
+    def work(db: sqlite3.Connection) -> None:
+        if _settle(db):
+            _replace(db)
+
+    store.atomically(work)
 
 
 def publish(store: Store, owner: Owner, pod: PodRef, ports: Sequence[Port]) -> None:
@@ -246,15 +313,13 @@ def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
     comment = nft.table_comment(TABLE)
     if comment is None:
         return [f"nft table inet {TABLE}: missing"]
-    wanted, networks, ports = store.read(
-        lambda db: (_comment(db), _networks(db), _ports(db, _key(owner)))
-    )
+    needs, ports = store.read(lambda db: (_needs(db), _ports(db, _key(owner))))
     found = []
-    if comment != wanted:
+    if comment != _digest(needs):
         found.append(f"nft table inet {TABLE}: not what this release would write")
     held = nft.contents(TABLE) if ports or shared else nft.NOTHING
     if shared and not found:
-        found += _shared_differences(held, networks)
+        found += _shared_differences(held, needs)
     for port in ports:
         have = [held.elements.get((name, key), "missing") for name, key, _unused in port.elements]
         expected = [value for _unused, _unused, value in port.elements]
@@ -266,13 +331,12 @@ def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
     return found
 
 
-def _shared_differences(held: nft.Contents, networks: _Networks) -> Iterator[str]:
+def _shared_differences(held: nft.Contents, needs: _Needs) -> Iterator[str]:
     if held.rules != _rules():
         missing = [comment for rule in _rules() if rule not in held.rules for comment in rule[1:]]
         what = f"lacks the rules {', '.join(missing)}" if missing else "its rules were changed"
         yield f"nft table inet {TABLE}: {what}"
-    wanted = _ranges(networks)
-    for name, expected in wanted.items():
+    for name, expected in _ranges(needs).items():
         have = held.sets.get(name, ())
         if have != expected:
             shown, right = (", ".join(one) or "nothing" for one in (have, expected))
@@ -290,16 +354,19 @@ def owners(store: Store, network: str) -> list[Owner]:
 
 
 def repair(store: Store) -> bool:
-    """Make the table what the store says, if it is not; a node without networks needs none."""
+    """Make the table what live pods need, if it is not; a node without networks needs none."""
+
+    def differs(db: sqlite3.Connection) -> bool:
+        return any(_changes(db)) or (bool(_needs(db)) and not _is_whole(db))
 
     def work(db: sqlite3.Connection) -> bool:
-        known = db.execute("SELECT 1 FROM firewall LIMIT 1").fetchone()
-        if known is None or _is_whole(db):
+        if not differs(db):
             return False
+        _settle(db)
         _replace(db)
         return True
 
-    return not store.read(_is_whole) and store.atomically(work)
+    return store.read(differs) and store.atomically(work)
 
 
 def is_whole(store: Store) -> bool:
@@ -313,7 +380,7 @@ def _is_whole(db: sqlite3.Connection) -> bool:
         return False
     rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
     elements = {(name, key): value for row in rows for name, key, value in Port(*row).elements}
-    wanted = nft.Contents(_rules(), _ranges(_networks(db)), elements)
+    wanted = nft.Contents(_rules(), _ranges(_needs(db)), elements)
     return nft.contents(TABLE) == wanted
 
 
@@ -349,32 +416,39 @@ def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...
 
 def _comment(db: sqlite3.Connection) -> str:
     """What the table's comment should be: a digest of all but the ports."""
-    return _digest(_networks(db))
+    return _digest(_needs(db))
 
 
 @lru_cache(maxsize=8)
-def _digest(networks: _Networks) -> str:
-    whole = "".join([_CHAINS, *_sets(networks)])
+def _digest(needs: _Needs) -> str:
+    whole = "".join([_CHAINS, *_sets(needs)])
     return f"headcni {hashlib.sha256(whole.encode()).hexdigest()[:24]}"
 
 
-def _networks(db: sqlite3.Connection) -> _Networks:
-    return tuple(db.execute("SELECT pods, masqueraded, cluster FROM firewall"))
+def _needs(db: sqlite3.Connection) -> _Needs:
+    return tuple(db.execute("SELECT network, ranges FROM firewall_need ORDER BY place"))
 
 
-def _sets(networks: _Networks) -> Iterator[str]:
-    for name, members in _members(networks).items():
+def _sets(needs: _Needs) -> Iterator[str]:
+    for name, members in _members(needs).items():
         kind = "ipv6_addr" if name.endswith("6") else "ipv4_addr"
         elements = f" elements = {{ {', '.join(members)} }};" if members else ""
         yield f"set {name} {{ type {kind}; flags interval; auto-merge;{elements} }}\n"
 
 
-def _members(networks: _Networks) -> dict[str, list[str]]:
-    """What each set holds."""
+def _members(needs: _Needs) -> dict[str, list[str]]:
+    """What each set holds: all that live pods need. Whether a range is masqueraded, the newest pod
+    of a network decides for all of them."""
+    masqueraded: dict[str, set[str]] = {}
     sets: dict[str, set[str]] = {"pods": set(), "masqueraded": set(), "cluster": set()}
-    for row in networks:
-        for members, listed in zip(sets.values(), row):
-            members.update(json.loads(listed))
+    for network, text in needs:
+        ranges = json.loads(text)
+        sets["pods"].update(ranges["pods"])
+        sets["cluster"].update(ranges["cluster"])
+        of_network = masqueraded.setdefault(network, set())
+        of_network.difference_update(ranges["pods"])
+        of_network.update(ranges["masqueraded"])
+    sets["masqueraded"].update(*masqueraded.values())
     return {
         f"{name}{family}": sorted(one for one in members if (":" in one) == (family == 6))
         for name, members in sets.items()
@@ -382,9 +456,9 @@ def _members(networks: _Networks) -> dict[str, list[str]]:
     }
 
 
-def _ranges(networks: _Networks) -> dict[str, tuple[str, ...]]:
+def _ranges(needs: _Needs) -> dict[str, tuple[str, ...]]:
     """The same as the kernel lists it."""
-    return {name: nft.ranges(members) for name, members in _members(networks).items()}
+    return {name: nft.ranges(members) for name, members in _members(needs).items()}
 
 
 def _maps(db: sqlite3.Connection) -> Iterator[str]:
@@ -406,5 +480,5 @@ def _replace(db: sqlite3.Connection) -> None:
     nft.run(
         f"table inet {TABLE}\ndelete table inet {TABLE}\n"
         f'table inet {TABLE} {{ comment "{_comment(db)}"\n'
-        f"{''.join(_sets(_networks(db)))}{''.join(_maps(db))}{_CHAINS}}}\n"
+        f"{''.join(_sets(_needs(db)))}{''.join(_maps(db))}{_CHAINS}}}\n"
     )
