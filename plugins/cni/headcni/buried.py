@@ -7,6 +7,7 @@ ends all that it did, leaves a tombstone in the store and answers; the daemon de
 
 from __future__ import annotations
 
+from . import unrecorded
 from .datapath import link
 from .datapath.netlink import Netlink
 from .ipam.allocate import Ipam
@@ -14,11 +15,13 @@ from .store import Store
 
 
 def finish(store: Store, kernel: Netlink) -> int:
-    """Delete the links that have a tombstone and free their addresses; how many there were.
+    """Delete the links that have a tombstone and free their addresses; how many there were. What
+    earlier DELs could not record is recorded before.
 
     Several may be at this at once: a link is known by name and index, so that a new one by the same
     name is safe, and of one tombstone only who drops it frees an address.
     """
+    unrecorded.settle(store)
     tombstones = {link.host_name(one.owner): one for one in store.tombstones()}
     try:
         link.delete(kernel, {name: one.link for name, one in tombstones.items()})

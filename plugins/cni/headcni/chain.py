@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from .config import valid_attachments
 from .errors import (
@@ -30,6 +30,14 @@ from .subnet_env import delegate_config
 
 # libcni sends both: an early text of the specification had the second name.
 _VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+
+
+class States(Protocol):
+    """Where the steps of a chain are kept: the store, or what can still be read of it."""
+
+    def plugin_states(self, owner: Owner, /) -> list[PluginState]: ...
+
+    def drop_plugin_state(self, owner: Owner, index: int, /) -> None: ...
 
 
 def nested(owner: Owner, env: Mapping[str, str]) -> Owner:
@@ -75,7 +83,7 @@ def add(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Sto
     return result or read({}, network.cni_version)
 
 
-def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> None:
+def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: States) -> None:
     """Undo what has run, last first, by what the store says; else by the configuration.
 
     Every plugin gets its turn. One that fails stays in the store, for the next DEL to try again.
@@ -297,7 +305,7 @@ def _undo(
     states: Sequence[PluginState],
     env: Mapping[str, str],
     owner: Owner,
-    store: Store,
+    store: States,
     timeout: float,
     previous: Result | None,
 ) -> list[CniError]:

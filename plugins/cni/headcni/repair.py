@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 from . import config, verbs
 from .datapath import firewall, link, netns, rtnl
 from .datapath.netlink import Netlink, Request, attributes, text, u32
-from .errors import ADDRESS_TAKEN, CniError
+from .errors import ADDRESS_TAKEN, STORE, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, LeasedAddress, NetworkConfig
 from .store import Attachment
@@ -272,6 +272,8 @@ def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PA
     if outcome.code:
         said = json.loads(outcome.output)
         raise CniError(outcome.code, str(said.get("msg")), str(said.get("details", "")))
+    if outcome.unrecorded:
+        raise CniError(STORE, "its network was removed, but not from the store", outcome.unrecorded)
 
 
 def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:

@@ -29,6 +29,7 @@ FILE_NAME = "headcni.db"
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 BUSY_SECONDS = 10.0
 KEPT_ASIDE = 3
+ROOM = 256 << 10  # bytes; a disk with less has no room for the store's log and its index
 STATES_KEPT_SECONDS = 30 * 86400.0
 _SUFFIXES = ("", "-wal", "-shm")
 _UNUSABLE = "the allocation store cannot be used"
@@ -122,6 +123,15 @@ _END_OF_BOOT = (
 )
 
 
+_SELECT_ATTACHMENT = (
+    "SELECT * FROM attachment WHERE network = ? AND container_id = ? AND ifname = ?"
+)
+_SELECT_STATES = (
+    "SELECT place, type, config, result FROM plugin_state"
+    " WHERE network = ? AND container_id = ? AND ifname = ? ORDER BY place"
+)
+
+
 @dataclass(frozen=True)
 class Attachment:
     """One interface of one container, as ADD left it."""
@@ -159,6 +169,20 @@ class Lost(NamedTuple):
     reason: str
     moved_to: str  # "" if there was nothing to move
     at: float
+
+
+class LastKnown(NamedTuple):
+    """What can still be read of one owner in a store that cannot be used."""
+
+    attachment: Attachment | None = None
+    addresses: tuple[Address, ...] = ()
+    states: tuple[PluginState, ...] = ()
+
+    def plugin_states(self, _owner: Owner) -> list[PluginState]:
+        return list(self.states)
+
+    def drop_plugin_state(self, _owner: Owner, _index: int) -> None:
+        """Left for when the store can be written; see `unrecorded`."""
 
 
 class StoreReplaced(CniError):
@@ -213,6 +237,10 @@ class Store:
         """Do work that only reads, against one consistent picture."""
         return self._twice("BEGIN", work)
 
+    def prove_writable(self) -> None:
+        """An empty transaction writes nothing, and succeeds on a full disk."""
+        self._write("INSERT OR REPLACE INTO meta VALUES ('proved', ?)", str(time.time()))
+
     @property
     def lost(self) -> Lost | None:
         """Set while addresses may be in use that the store does not know; see `recovered`.
@@ -247,10 +275,7 @@ class Store:
         return self.atomically(work)
 
     def attachment(self, owner: Owner) -> Attachment | None:
-        row = self._one(
-            "SELECT * FROM attachment WHERE network = ? AND container_id = ? AND ifname = ?",
-            *_key(owner),
-        )
+        row = self._one(_SELECT_ATTACHMENT, *_key(owner))
         return _attachment(row) if row else None
 
     def attachments(self, network: str = "") -> list[Attachment]:
@@ -324,11 +349,10 @@ class Store:
     def plugin_states(self, owner: Owner) -> list[PluginState]:
         """What has run for the owner, in the order of the chain."""
         rows = self._all(
-            "SELECT place, type, config, result FROM plugin_state"
-            " WHERE network = ? AND container_id = ? AND ifname = ? ORDER BY place",
+            _SELECT_STATES,
             *_key(owner),
         )
-        return [PluginState(row[0], row[1], _load(row[2]), _load(row[3])) for row in rows]
+        return [_state(row) for row in rows]
 
     def drop_plugin_state(self, owner: Owner, index: int) -> None:
         self._write(
@@ -414,7 +438,7 @@ class Store:
                 raise
             self._open(broken=reason)
         except OSError as problem:
-            raise CniError(STORE, _UNUSABLE, str(problem)) from problem
+            raise CniError(STORE, _UNUSABLE, _explained(self.path, str(problem))) from problem
 
     def _connect(self) -> bool:
         """Open the file if it is there, and know which one it was."""
@@ -657,6 +681,40 @@ def _leases(rows: Iterable[Any]) -> list[Lease]:
     return [Lease(owner, pod, tuple(addresses)) for owner, (pod, addresses) in found.items()]
 
 
+def last_known(data_dir: str, owner: Owner) -> LastKnown:
+    """Read without writing anything; nothing is known if not even that works.
+
+    A reader of a WAL database makes two files beside it unless they are there. `immutable` does
+    without them; it misses what has not been moved from the log into the database itself.
+    """
+    path = os.path.join(data_dir, FILE_NAME)
+    for character in "%?#":
+        path = path.replace(character, f"%{ord(character):02x}")
+    for how in ("mode=ro", "immutable=1"):
+        try:
+            db = sqlite3.connect(f"file:{path}?{how}", uri=True, timeout=1.0)
+        except sqlite3.Error:
+            continue
+        try:
+            row = db.execute(_SELECT_ATTACHMENT, _key(owner)).fetchone()
+            lease = lease_of_owner(db, owner)
+            states = db.execute(_SELECT_STATES, _key(owner)).fetchall()
+            return LastKnown(
+                _attachment(row) if row else None,
+                tuple(one.address for one in lease.addresses) if lease else (),
+                tuple(map(_state, states)),
+            )
+        except (sqlite3.Error, ValueError, TypeError, IndexError):
+            continue  # broken, or of a schema that we do not know
+        finally:
+            db.close()
+    return LastKnown()
+
+
+def _state(row: Any) -> PluginState:
+    return PluginState(row[0], row[1], _load(row[2]), _load(row[3]))
+
+
 def _attachment(row: Any) -> Attachment:
     return Attachment(
         owner=Owner(*row[0:3]),
@@ -766,8 +824,23 @@ def _translated(path: str) -> Iterator[None]:
                 f"the allocation store was busy for {BUSY_SECONDS:.0f} s",
                 f"{path}: another process holds it; see who with: fuser -v {path}",
             ) from problem
-        raise CniError(
-            STORE,
-            _UNUSABLE,
-            f"{path}: {text}; check free space, permissions and the disk",
-        ) from problem
+        raise CniError(STORE, _UNUSABLE, _explained(path, text)) from problem
+
+
+def _explained(path: str, text: str) -> str:
+    """What is wrong with the disk, and what to do: SQLite says "disk I/O error" of most of it."""
+    folder = os.path.dirname(path) or "."
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return f"{path}: {text}; check the directory and its permissions"
+    if disk.f_flag & os.ST_RDONLY:
+        return (
+            f"{path}: the file system of {folder} is read-only ({text}); see why with: dmesg,"
+            " then mount it read-write again"
+        )
+    if disk.f_files and not disk.f_ffree:
+        return f"{path}: the disk has no inodes left ({text}); delete files; see: df -i {folder}"
+    if disk.f_bfree * disk.f_frsize < ROOM or "full" in text or "No space" in text:
+        return f"{path}: the disk is full ({text}); free some space; see: df -h {folder}"
+    return f"{path}: {text}; check permissions and the disk"

@@ -10,12 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_interface
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from . import buried, chain, config, result
+from . import buried, chain, config, result, unrecorded
 from .call import Call
 from .datapath import firewall, link, netns
 from .datapath.netlink import Netlink
@@ -27,6 +27,7 @@ from .errors import (
     INVALID_CONFIG,
     LIMITED,
     NOT_AVAILABLE,
+    STORE,
     TRY_AGAIN,
     UNSUPPORTED_FIELD,
     CniError,
@@ -34,8 +35,8 @@ from .errors import (
 from .ipam.allocate import Ipam
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
-from .model import LeasedAddress, NetworkConfig, Owner, PodRef
-from .store import Attachment, Store, Tombstone
+from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from .store import Attachment, Store, Tombstone, last_known
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
@@ -78,6 +79,7 @@ class Outcome(NamedTuple):
     pod: PodRef = PodRef()
     phases: Mapping[str, float] = {}  # seconds each, in order; an error came from the last
     attachment: Optional[Attachment] = None  # what ADD made or found, and what DEL took away
+    unrecorded: str = ""  # why a DEL that has succeeded is not in the store
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +94,7 @@ def run(
 ) -> Outcome:
     """One call, from what the runtime gave to what belongs on stdout."""
     network, pod, phases, attachment = None, PodRef(), dict[str, float](), None
+    not_recorded = ""
     try:
         call = Call.of(env, netns_fd)
         pod = call.pod
@@ -104,14 +107,20 @@ def run(
             with _timed(phases, "config"):
                 network = config.parse(stdin, env, forgiving=call.command == "DEL")
                 _require_verb(call.command, network.cni_version)
-            with open_node(network.data_dir) as node:
-                node.phases = phases
-                answer = VERBS[call.command](node, network, call)
-                attachment = node.attachment
+            try:
+                with open_node(network.data_dir) as node:
+                    node.phases = phases
+                    answer = VERBS[call.command](node, network, call)
+                    attachment = node.attachment
+            except CniError as problem:
+                if call.command != "DEL" or problem.code != STORE:
+                    raise
+                attachment = _delete_unrecorded(network, call, problem)
+                answer, not_recorded = None, str(problem)
     except Exception as problem:
         return Outcome(*failure(problem, env, stdin), network, pod, phases)
     output = b"" if answer is None else _encode(answer)
-    return Outcome(0, output, network, pod, phases, attachment)
+    return Outcome(0, output, network, pod, phases, attachment, not_recorded)
 
 
 def failure(problem: Exception, env: Mapping[str, str], stdin: bytes) -> tuple[int, bytes]:
@@ -140,6 +149,7 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
     owner, pod = _owner(network, call), call.pod
+    unrecorded.settle(node.store, owner)
     pending, known = node.store.read(
         lambda _unused: (node.store.tombstones(), node.store.attachment(owner))
     )
@@ -162,7 +172,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             host = ""
         else:
             fd = undo.enter_context(_pod_namespace(call))
-            undo.callback(node.ipam.release, owner)
+            undo.callback(_give_back, node, network, owner)
             with node.phase("ipam"):
                 leased = _unhindered(
                     node, pending, lambda: _lease(node, network, owner, call, undo)
@@ -228,10 +238,53 @@ def _undo(
         lambda: link.disconnect(node.kernel, name),
         lambda: _release(node, served, owner, call),
     )
+    _raise(failures)
+    node.store.forget(owner)
+
+
+def _delete_unrecorded(
+    network: NetworkConfig, call: Call, problem: CniError
+) -> Optional[Attachment]:
+    """DEL while the store cannot be used: all but the record of it. What the pod had is taken from
+    what can still be read of the store, from the runtime's word and from the kernel."""
+    owner, failures = _owner(network, call), list[CniError]()
+    known = last_known(network.data_dir, owner)
+    served = _as_added(network, known.attachment, call)
+    addresses = {*known.addresses, *_previous_addresses(network)}
+    with Netlink() as kernel:
+        _each(
+            failures,
+            lambda: chain.delete(network, call.env, owner, known),
+            lambda: firewall.withdraw_from_kernel(addresses),
+            lambda: link.disconnect(kernel, link.host_name(owner)),
+        )
+    if _other_ipam(served):
+        _each(failures, lambda: chain.ipam_del(served, call.env))
+    _raise(failures)
+    unrecorded.note(network.data_dir, owner, problem)
+    return known.attachment
+
+
+def _previous_addresses(network: NetworkConfig) -> Iterator[Address]:
+    for ip in (network.prev_result or {}).get("ips") or ():
+        with suppress(ValueError, KeyError, TypeError):
+            yield ip_interface(ip["address"]).ip
+
+
+def _give_back(node: Node, network: NetworkConfig, owner: Owner) -> None:
+    """The address of an ADD that has failed."""
+    try:
+        node.ipam.release(owner)
+    except CniError as problem:
+        if problem.code == STORE:
+            unrecorded.note(network.data_dir, owner, problem)
+        raise
+
+
+def _raise(failures: Sequence[CniError]) -> None:
     if failures:
         first = failures[0]
         raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
-    node.store.forget(owner)
 
 
 def _each(failures: list[CniError], *steps: Callable[[], object]) -> None:
@@ -335,7 +388,7 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
 
     A full pool is not asked about: kubelet would call the node not ready and evict its pods.
     """
-    node.store.read(lambda _unused: None)  # it is open, but the daemon may have opened it long ago
+    node.store.prove_writable()
     _refuse_what_is_not_there(network)
     if network.delegates:
         chain.status(network, call.env)

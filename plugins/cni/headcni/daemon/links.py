@@ -25,6 +25,7 @@ class LinkRemover:
         self._store = store
         self._drop_store = drop_store
         self._log = log
+        self._said = ""  # the last failure: while it stays the same it is not said again
         self._came = threading.Condition()
         self._folders: set[str] = set()  # whose stores may have tombstones
         self._stopping = threading.Event()
@@ -70,7 +71,10 @@ class LinkRemover:
             with Netlink() as kernel:
                 buried.finish(self._store(folder), kernel)
         except (CniError, OSError) as problem:
-            self._log(f'msg="links of deleted pods could not be deleted" error="{problem}"')
+            if str(problem) != self._said:
+                self._said = str(problem)
+                self._log(f'msg="deleted pods could not be cleaned up after" error="{problem}"')
             self._drop_store(folder)
             return False
+        self._said = ""
         return True

@@ -177,6 +177,8 @@ class CniServer:
         took = time.monotonic() - began
         with suppress(OSError):  # its shim was ended meanwhile
             call.answer(outcome.exit_code, outcome.output)
+        if outcome.unrecorded and outcome.network:
+            buried.append(outcome.network.data_dir)
         for data_dir in buried:
             self._links.wake(data_dir)
         response = time.monotonic() - call.arrived
@@ -212,6 +214,7 @@ class CniServer:
         except Exception as problem:
             if not isinstance(problem, CniError) or problem.code == STORE:
                 self._stores.drop(data_dir)
+                self._links.wake(data_dir)  # it tries until it has recorded what waits
             raise
 
 

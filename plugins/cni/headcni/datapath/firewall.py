@@ -12,15 +12,18 @@ import hashlib
 import json
 import socket
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from ipaddress import ip_address
 from typing import Tuple
 
 from ..errors import PORT_TAKEN, CniError
-from ..model import LeasedAddress, Network, NetworkConfig, Owner, PodRef
+from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
 from ..store import Store, attachment_states
 from . import nft
+from .netlink import KernelError
 
 TABLE = "headcni"
 # The bit that portmap uses for the same thing; Kubernetes has 0x4000 and 0x8000, Tailscale
@@ -294,6 +297,32 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
         return ports
 
     return store.atomically(work)
+
+
+def withdraw_from_kernel(addresses: Container[Address]) -> None:
+    """Take the ports of these pods out of the kernel alone, while the store cannot be used; each by
+    itself, as whoever else changes the table may have been quicker."""
+    for port in live_ports():
+        if ip_address(port.pod_ip) in addresses:
+            with suppress(KernelError):
+                nft.delete_elements(TABLE, port.packed)
+
+
+def live_ports() -> list[Port]:
+    """The ports that the kernel has, whoever they belong to."""
+    try:
+        if nft.table_comment(TABLE) is None:
+            return []
+    except CniError:
+        return []  # a kernel without nftables has none
+    elements, found = nft.contents(TABLE).elements, []
+    for (name, key), pod_ip in elements.items():
+        pod_port = elements.get((_PORT_OF + name, key))
+        if pod_port is not None:
+            protocol, *at, port = key.split(" . ")
+            host_ip = at[0] if at else ""
+            found.append(Port(int(name[-1]), protocol, host_ip, int(port), pod_ip, int(pod_port)))
+    return found
 
 
 def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Callable, NamedTuple
 
+from .. import unrecorded
 from ..errors import (
     BAD_ENVIRONMENT,
     CHECK_FAILED,
@@ -19,6 +20,7 @@ from ..errors import (
     INTERNAL,
     INVALID_CONFIG,
     NOT_AVAILABLE,
+    STORE,
     UNDECODABLE,
     CniError,
 )
@@ -91,6 +93,7 @@ def add(call: Call) -> Mapping[str, Any]:
     config = _config(call)
     dns = read_resolv_conf(call.ipam["resolvConf"]) if call.ipam.get("resolvConf") else Dns()
     with _opened(call) as store:
+        unrecorded.settle(store, call.owner)
         _import(call, store)
         lease = Ipam(store).allocate(call.owner, config, _pod(call), in_use)
     return result(lease, config, dns, call.version)
@@ -98,10 +101,17 @@ def add(call: Call) -> Mapping[str, Any]:
 
 def delete(call: Call) -> None:
     # The ranges are not looked at: a DEL must free what an ADD took before they were spoilt.
-    with _opened(call) as store:
-        with suppress(CniError):  # what cannot be imported need not be freed
-            _import(call, store)
-        Ipam(store).release(call.owner)
+    try:
+        with _opened(call) as store:
+            with suppress(CniError):  # what cannot be imported need not be freed
+                _import(call, store)
+            Ipam(store).release(call.owner)
+            with suppress(CniError):  # what others have left is not this pod's concern
+                unrecorded.settle(store)
+    except CniError as problem:
+        if problem.code != STORE:
+            raise
+        unrecorded.note(_folder(call), call.owner, problem)
 
 
 def check(call: Call) -> None:
@@ -141,6 +151,7 @@ def collect(call: Call) -> None:
             "without it every address of the network would be freed",
         )
     with _opened(call) as store:
+        unrecorded.settle(store)
         _import(call, store)
         Ipam(store).collect(call.network, valid)
 
@@ -157,7 +168,7 @@ def status(call: Call) -> None:
             read_resolv_conf(call.ipam["resolvConf"])
         with _opened(call) as store:
             _import(call, store)
-            store.atomically(lambda _unused: None)
+            store.prove_writable()
     except CniError as problem:
         raise CniError(NOT_AVAILABLE, problem.msg, problem.details) from problem
 
@@ -267,7 +278,11 @@ def _parse(call: Call, problems: list[Problem]) -> IpamConfig:
 
 
 def _opened(call: Call) -> AbstractContextManager[Store]:
-    return call.open_store(_data_dir(call) or call.env.get("HEADCNI_DATA_DIR") or DATA_DIR)
+    return call.open_store(_folder(call))
+
+
+def _folder(call: Call) -> str:
+    return _data_dir(call) or call.env.get("HEADCNI_DATA_DIR") or DATA_DIR
 
 
 def _data_dir(call: Call) -> str:

@@ -1,0 +1,103 @@
+"""DELs that the store could not record, because its disk is full, read-only or broken.
+
+Such a DEL removes the pod's network and succeeds: a pod that cannot be deleted may be exactly what
+keeps the disk full. Its address stays allocated, so nobody gets it. A note under /run says what is
+to be released: that is another file system, and it ends with the boot, as allocations do. The next
+call that can write the store, or the daemon, works the notes off (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+
+from .errors import CniError
+from .ipam.allocate import Ipam
+from .model import Owner
+from .store import Store
+
+NOTES = "/run/headcni/unrecorded"
+
+
+def note(data_dir: str, owner: Owner, problem: CniError) -> None:
+    """Remember that the owner's DEL has succeeded. If not even that can be written, GC or the
+    daemon's sweep releases the address: its attachment is still in the store."""
+    import hashlib
+
+    data_dir = os.path.normpath(data_dir)
+    text = json.dumps([data_dir, owner.network, owner.container_id, owner.ifname])
+    path = os.path.join(_folder(data_dir), hashlib.sha256(text.encode()).hexdigest()[:32])
+    said = "it is released when the store can be written"
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.rename(f"{path}.new", path)
+    except OSError as trouble:
+        said = f"it is released by GC; no note could be left: {trouble}"
+    print(
+        f'level=WARN msg="a DEL could not be recorded, so its address stays allocated: {said}"'
+        f' network={owner.network} container={owner.container_id} problem="{problem}"',
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def settle(store: Store, mine: Owner | None = None) -> None:
+    """Record what earlier DELs could not. For a new pod of an owner, `mine`, this comes before
+    everything else: later it would take the new pod's address."""
+    data_dir = os.path.normpath(os.path.dirname(store.path))
+    folder = _folder(data_dir)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return  # as nearly always
+    failed: list[CniError] = []
+    for name in names:
+        path = os.path.join(folder, name)
+        owner = _noted(path, data_dir)
+        if owner is None:
+            continue
+        try:
+            _record(store, owner, path)
+        except CniError as problem:
+            if owner == mine:
+                raise
+            failed.append(problem)
+    with suppress(OSError):
+        os.rmdir(folder)
+    if failed and mine is None:
+        raise failed[0]
+
+
+def _folder(data_dir: str) -> str:
+    return os.path.join(NOTES, data_dir.strip("/").replace("/", "-")[-200:])
+
+
+def _noted(path: str, data_dir: str) -> Owner | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted_for, *owner = json.load(file)
+        return Owner(*owner) if noted_for == data_dir else None
+    except (OSError, ValueError, TypeError):
+        return None  # settled meanwhile, or half of one
+
+
+def _record(store: Store, owner: Owner, path: str) -> None:
+    """What DEL would have written. Looked at again within the transaction: whoever was quicker may
+    have given the owner's name to a new pod since."""
+    from .datapath import firewall
+
+    def work(_unused: object) -> None:
+        if os.path.exists(path):
+            firewall.withdraw(store, owner)
+            Ipam(store).release(owner)
+            for state in store.plugin_states(owner):
+                store.drop_plugin_state(owner, state.index)
+            store.forget(owner)
+
+    store.atomically(work)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
