@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from . import buried, chain, config, result, unrecorded
 from .call import Call
-from .datapath import firewall, link, netns
+from .datapath import blocked, firewall, link, netns
 from .datapath.netlink import Netlink
 from .errors import (
     ADDRESS_TAKEN,
@@ -405,6 +405,9 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
             f"mode is {network.mode}; see: systemctl status "
             + ("tailscaled" if network.mode == "host" else "headcni-tailscaled"),
         )
+    problem = blocked.read()
+    if problem:
+        raise CniError(LIMITED, "another firewall on this node blocks pods", problem)
 
 
 VERBS: dict[str, Callable[[Node, NetworkConfig, Call], Any]] = {

@@ -153,9 +153,9 @@ def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
     assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]
 
 
-@pytest.mark.parametrize("part", ["server", "_upkeep", "routes", "keeper", "pods"])
+@pytest.mark.parametrize("part", ["server", "_upkeep", "firewalls", "routes", "keeper", "pods"])
 def test_a_part_whose_thread_has_ended_is_told_to_the_watchdog(daemon, part):
-    daemon.server = daemon._upkeep = threading.current_thread()
+    daemon.server = daemon._upkeep = daemon.firewalls = threading.current_thread()
     assert daemon.is_healthy(), "the other parts are not there, nor need they be"
     ended = threading.Thread()
     ended.start()

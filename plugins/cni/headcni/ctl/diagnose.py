@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
 from .. import conflist, result, verbs
 from ..daemon import config as configuration
 from ..daemon.config import DaemonConfig
 from ..daemon.control import asked
-from ..daemon.main import control_path
+from ..daemon.main import control_path, traffic_now
 from ..daemon.tailscale import LocalApi
-from ..datapath import firewall
+from ..datapath import firewall, host_firewall
 from ..errors import CniError
 from ..exec import NESTING
 from ..podcidr import PodCidrError
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         ("pods", lambda: _pods(config)),
     ]
     found: Dict[str, List[str]] = {}
+    notes: Dict[str, List[str]] = {"firewall": _firewalls_told(config)}
     for name, look in parts:
         found[name] = []
         try:
@@ -48,12 +50,14 @@ def run(args: argparse.Namespace) -> int:
             found[name].append(str(problem))
     well = not any(found.values())
     if args.json:
-        show({"well": well, "problems": found}, as_json=True)
+        show({"well": well, "problems": found, "notes": notes}, as_json=True)
     else:
         for name, problems in found.items():
             print(f"{name}: {'ok' if not problems else ''}".rstrip())
             for line in problems:
                 print(f"  - {line}")
+            for line in notes.get(name, ()):
+                print(f"  {line}")
     return OK if well else NO
 
 
@@ -97,6 +101,23 @@ def _firewall(config: DaemonConfig) -> Iterator[str]:
     with Store.in_directory(config.daemon.data_dir) as store:
         if store.attachments() and not firewall.is_whole(store):
             yield "the nft table is not as the store has it; the daemon repairs it"
+    for one in _firewalls(config):
+        if not one.missing and not one.problem:
+            continue
+        told = config.network.firewall == "auto"
+        fix = "the daemon tells it" if told else "network.firewall is none: allow pods there"
+        yield f"{one.in_words()}; {fix}, see docs/firewalls.md"
+
+
+def _firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
+    return host_firewall.look(traffic_now(config, node.attachments(config)))
+
+
+def _firewalls_told(config: DaemonConfig) -> List[str]:
+    """Which other firewalls there are that have been told about pods."""
+    with suppress(CniError, OSError, PodCidrError):
+        return [one.in_words() for one in _firewalls(config) if not one.missing and not one.problem]
+    return []
 
 
 def _pods(config: DaemonConfig) -> Iterator[str]:

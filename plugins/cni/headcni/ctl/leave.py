@@ -18,6 +18,7 @@ from ..daemon.headscale import HeadscaleClient
 from ..daemon.main import cluster_cidrs, prefs_file
 from ..daemon.routes import Mesh, RouteManager
 from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..datapath import host_firewall
 from ..errors import IO_FAILURE, CniError
 from . import node
 from .main import NO, OK, show
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         ("Headscale's approval", lambda: _approval(config)),
         ("routes and rules", lambda: _routes(config)),
         ("namespace", lambda: _namespace(config)),
+        ("other firewalls", _firewalls),
     ]
     failed = False
     for name, step in steps:
@@ -91,6 +93,10 @@ def _routes(config: DaemonConfig) -> str:
     mesh = Mesh(cluster_cidrs(config, own), own, interface=config.tailscale.interface)
     manager = RouteManager(mesh, LocalApi(config.tailscale.socket_path))
     return f"{len(manager.remove_all().removed)} removed"
+
+
+def _firewalls() -> str:
+    return ", ".join(host_firewall.remove()) or "nothing of ours"
 
 
 def _namespace(config: DaemonConfig) -> str:

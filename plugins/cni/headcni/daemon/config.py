@@ -325,6 +325,17 @@ class NetworkSection:
     mtu: int = _key(
         1280, _number(576, 65535), "of pods' interfaces; 1280 is what Tailscale carries"
     )
+    bridge: str = _key(
+        "headcni0",
+        _text(is_interface_name, "an interface name of at most 15 characters"),
+        "the bridge that pods are on; the plugin's bridge must agree",
+    )
+    firewall: str = _key(
+        "auto",
+        _choice("auto", "none"),
+        "auto: other firewalls on the node are told to let pods through; none: they are left "
+        "alone, and what they block is only reported",
+    )
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ import subprocess
 import threading
 import time
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
-from ..datapath import firewall
+from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
 from ..ipam.allocate import Ipam
-from ..model import Network, PodRef
+from ..model import Address, Network, PodRef
 from ..store import Attachment, Store
 from . import config as configuration
 from . import log as logs
@@ -34,6 +34,7 @@ from .config import DaemonConfig
 from .control import SOCKET as CONTROL
 from .control import Control
 from .events import ADDED, DELETED, FAILED, LEAKED, Event, Events
+from .firewalls import Firewalls, TailscaleRules
 from .headscale import HeadscaleClient
 from .metrics import Metrics
 from .monitor import Monitor, Reason, ask
@@ -159,11 +160,21 @@ class Daemon:
         self.routes: Optional[RouteManager] = None
         self.keeper: Optional[RouteKeeper] = None
         self.pods: Optional[PodWatcher] = None
+        self.firewalls = Firewalls(
+            lambda: self.store,
+            self._pod_traffic,
+            config.network.firewall == "auto",
+            config.daemon.reconcile_interval,
+            self._firewalls_passed,
+            TailscaleRules(self.api) if config.tailscale.mode == "host" else None,
+        )
+        self.conditions.fixed["firewall"] = self.firewalls.held_back
         self.monitor: Optional[Monitor] = None
         self._began = time.time()
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._sweep_at = 0.0
+        self._udp_port = 0
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
 
     @property
@@ -180,6 +191,7 @@ class Daemon:
         self._start_monitor()
         self._start_keeper()
         self._start_pods()
+        self.firewalls.start()
         self._upkeep.start()
 
     def stop(self) -> bool:
@@ -188,7 +200,7 @@ class Daemon:
         self._wake.set()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
-        for part in (self.pods, self.keeper, self.routes):
+        for part in (self.pods, self.keeper, self.routes, self.firewalls):
             if part is not None:
                 part.stop()
         if self.monitor is not None:
@@ -228,6 +240,7 @@ class Daemon:
             routes.every(self.config.daemon.reconcile_interval)
         if self.pods is not None:
             self.pods.every(self._pods_interval)
+        self.firewalls.every(self.config.daemon.reconcile_interval)
 
     @property
     def _pods_interval(self) -> float:
@@ -246,6 +259,10 @@ class Daemon:
             "cluster_cidrs": [str(cidr) for cidr in self.cluster_cidrs],
             "ready": all(one.holds for one in conditions),
             "conditions": [{"name": c.name, "ok": c.holds, "reason": c.reason} for c in conditions],
+            "firewalls": [
+                {"name": one.name, "ok": not one.problem, "summary": one.in_words()}
+                for one in self.firewalls.found
+            ],
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
             "attachments": len(self.store.attachments()),
             "calls": self.server.calls,
@@ -253,7 +270,7 @@ class Daemon:
         }
 
     def is_healthy(self) -> bool:
-        parts = (self.server, self._upkeep, self.routes, self.keeper, self.pods)
+        parts = (self.server, self._upkeep, self.routes, self.keeper, self.pods, self.firewalls)
         return all(part.is_alive() for part in parts if part is not None)
 
     def _called(self, served: Served) -> None:
@@ -389,13 +406,12 @@ class Daemon:
         return found
 
     def _keep_up(self) -> None:
-        """The parts that no event wakes: the mesh namespace, the firewall and, once there is a
-        way to the mesh, the start of the route manager."""
+        """The parts that no event wakes: the mesh namespace and, once there is a way to the mesh,
+        the start of the route manager."""
         while not self._stopping.is_set():
             self._pass("namespace", self._ensure_namespace)
             if self.routes is None:
                 self._pass("routes", self._start_routes)
-            self._pass("firewall", self._ensure_firewall)
             if time.monotonic() >= self._sweep_at:
                 self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
                 self._pass("leaks", self._sweep)
@@ -430,8 +446,25 @@ class Daemon:
                 self.routes = None
         return repaired
 
-    def _ensure_firewall(self) -> Sequence[str]:
-        return ("the nft table",) if firewall.repair(self.store) else ()
+    def _pod_traffic(self) -> PodTraffic:
+        """What other firewalls have to let through on this node."""
+        attachments = self.store.attachments()
+        cidrs = self.pod_cidrs, self.cluster_cidrs
+        if self.namespace is None:
+            return traffic_of(self.config, *cidrs, attachments, udp_port=self._tailscaled_port())
+        if self.routes is not None:
+            return traffic_of(self.config, *cidrs, attachments, self.routes.mesh.gateways)
+        return traffic_of(self.config, *cidrs, attachments, _gateways(self.namespace))
+
+    def _tailscaled_port(self) -> int:
+        """The UDP port of the node's tailscaled; asked for until it is known."""
+        if not self._udp_port:
+            with suppress(CniError):
+                self._udp_port = self.api.udp_port()
+        return self._udp_port
+
+    def _firewalls_passed(self, seconds: float, ok: bool, repaired: int) -> None:
+        self.metrics.reconciled("firewall", seconds, ok=ok, repaired=repaired)
 
     def _sweep(self) -> Sequence[str]:
         """Networks whose namespace is gone, though no DEL came: for pods of Kubernetes, its word is
@@ -545,6 +578,47 @@ def mesh_of(
         interface=config.tailscale.interface,
         gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
     )
+
+
+def traffic_of(
+    config: DaemonConfig,
+    own: Tuple[Network, ...],
+    cluster: Tuple[Network, ...],
+    attachments: Sequence[Attachment],
+    tailscaled: Tuple[Address, ...] = (),
+    udp_port: int = 0,
+) -> PodTraffic:
+    """What pods of this node send and get. `tailscaled` is where our own is in daemon mode,
+    `udp_port` the node's own tailscaled's in host mode."""
+    bridges = {config.network.bridge}
+    for one in attachments:
+        if one.host_ifname and one.config.get("datapath") != "routed":
+            bridges.add(str(one.config.get("bridge") or config.network.bridge))
+    return PodTraffic(
+        bridges=tuple(sorted(bridges)),
+        pod_cidrs=own,
+        cluster_cidrs=cluster,
+        mesh=config.tailscale.interface,
+        tailscaled=tailscaled,
+        answers_for_node=config.tailscale.answer_for_node,
+        udp_port=udp_port,
+    )
+
+
+def traffic_now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
+    """The same for who looks without the daemon."""
+    own = tuple(configuration.pod_cidrs(config).cidrs)
+    cluster, namespace = cluster_cidrs(config, own), namespace_of(config, own)
+    if namespace is not None:
+        return traffic_of(config, own, cluster, attachments, _gateways(namespace))
+    port = 0
+    with suppress(CniError):
+        port = LocalApi(config.tailscale.socket_path).udp_port()
+    return traffic_of(config, own, cluster, attachments, udp_port=port)
+
+
+def _gateways(namespace: MeshNamespace) -> Tuple[Address, ...]:
+    return tuple(namespace.gateways.values()) if namespace.exists else ()
 
 
 def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Optional[MeshNamespace]:

@@ -1,0 +1,204 @@
+"""Keeps packets of pods passing: our own nft table whole, and other firewalls told about pods.
+
+Runs when any nftables rule changes, and now and then: the older iptables tells nobody of changes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Container
+from contextlib import suppress
+from typing import Callable, Optional
+
+from ..datapath import blocked, firewall
+from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
+from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK
+from ..errors import CniError
+from ..store import Store
+from .log import Log
+from .tailscale import LocalApi
+
+NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES = 1, 7
+QUIET_SECONDS = 0.05  # a reload is many changes: wait until they have ended
+SHORTEST_PAUSE = 1.0  # between two passes that changes asked for
+STOP_SECONDS = 5.0
+RETRY_SECONDS = 60.0
+MOST_TRIES = 3  # a tailscaled that cannot write rules at all is left alone
+CHAIN = "ts-forward"
+NETFILTER_ON = 2
+MARKER = "/var/lib/headcni/netfilter-mode-is-switched"
+
+log = Log("firewalls")
+
+
+class TailscaleRules:
+    """The iptables rules of the node's own tailscaled, in host mode. A firewall that starts may
+    flush them, and tailscaled writes them again only when its netfilter mode changes."""
+
+    def __init__(self, api: LocalApi, marker: str = MARKER) -> None:
+        self._api, self._marker = api, marker
+        self._not_before = 0.0
+        self._tries = 0
+
+    def ensure(self, chain_names: Container[str]) -> bool:
+        """Whether they had to be written again. The mode is switched off and on; a note says so
+        in between, so that whoever dies there leaves it to the next one to switch it on."""
+        if os.path.exists(self._marker):
+            self._switch_on()
+            return True
+        if CHAIN in chain_names:
+            self._tries = 0
+            return False
+        if self._tries >= MOST_TRIES or time.monotonic() < self._not_before:
+            return False
+        self._not_before = time.monotonic() + RETRY_SECONDS
+        if not self._api.status(peers=False).running or self._mode() != NETFILTER_ON:
+            return False
+        with open(self._marker, "w", encoding="ascii") as file:
+            os.fsync(file.fileno())
+        self._tries += 1
+        self._api.edit_prefs({"NetfilterMode": 0})
+        self._switch_on()
+        return True
+
+    def _mode(self) -> int:
+        return int(self._api.prefs().get("NetfilterMode") or 0)
+
+    def _switch_on(self) -> None:
+        self._api.edit_prefs({"NetfilterMode": NETFILTER_ON})
+        os.unlink(self._marker)
+
+
+class Firewalls:
+    """Works from start() to stop(), once. Everything stays in place when it stops."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        traffic: Callable[[], PodTraffic],
+        manage: bool,
+        interval: float,
+        on_pass: Callable[[float, bool, int], None],
+        tailscale: Optional[TailscaleRules] = None,
+    ) -> None:
+        """`on_pass` is told how long a pass took, whether it went well and what it repaired."""
+        self._store, self._traffic, self._on_pass = store, traffic, on_pass
+        self._manage, self._interval = manage, interval
+        self._others = Cooperation(manage)
+        self._tailscale = tailscale if manage else None
+        self._problem = ""
+        self._bell, self._doorstep = socket.socketpair()
+        self._doorstep.setblocking(False)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="firewalls", daemon=True)
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        return self._others.found
+
+    def held_back(self) -> str:
+        """For /ready: what keeps pods' packets from passing; empty if nothing does."""
+        return self._problem
+
+    def start(self) -> None:
+        if not self._manage:
+            for one in remove():
+                log.info("removed, since network.firewall is none", what=one)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._ring()
+        self._thread.join(STOP_SECONDS)
+
+    def every(self, seconds: float) -> None:
+        """From now on the regular passes are so far apart."""
+        self._interval = seconds
+        self._ring()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _ring(self) -> None:
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def _work(self) -> None:
+        with _changes() as changes:
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                self._pass()
+                self._wait(changes, began)
+
+    def _pass(self) -> None:
+        began, repaired, problems = time.monotonic(), [], []
+        try:
+            if firewall.repair(self._store()):
+                repaired.append("the nft table inet headcni")
+        except (CniError, OSError) as problem:
+            problems.append(str(problem))
+        try:
+            found = self._others.ensure(self._traffic())
+            repaired += self._others.repaired
+            problems += [one.in_words() for one in found if one.problem]
+        except (CniError, OSError) as problem:
+            problems.append(str(problem))
+        try:
+            if self._tailscale and self._tailscale.ensure(self._others.chain_names):
+                repaired.append("the iptables rules of tailscaled")
+        except (CniError, OSError) as problem:  # pods do without them
+            log.warn("tailscaled's own rules were not written again", problem=problem)
+        for line in repaired:
+            log.info("repaired", was=line)
+        self._tell("; ".join(problems))
+        self._on_pass(time.monotonic() - began, not problems, len(repaired))
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._problem:
+            if problem:
+                log.error("packets of pods may be blocked", problem=problem)
+            else:
+                log.info("no firewall blocks pods any more")
+            self._problem = problem
+        blocked.write(problem)
+
+    def _wait(self, changes: socket.socket, began: float) -> None:
+        """Until a rule has changed and all is quiet again, or it is time for a regular pass."""
+        due = began + self._interval
+        while not self._stopping.is_set():
+            left = due - time.monotonic()
+            if left <= 0:
+                return
+            ready, _unused, _unused = select.select([changes, self._doorstep], [], [], left)
+            if self._doorstep in ready:
+                with suppress(OSError):
+                    self._doorstep.recv(64)
+                return
+            if ready:
+                _drain(changes)
+                due = min(due, max(time.monotonic() + QUIET_SECONDS, began + SHORTEST_PAUSE))
+
+
+def _changes() -> socket.socket:
+    """Becomes readable when a rule of any nftables table has changed."""
+    listener = socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER
+    )
+    listener.bind((0, 0))
+    listener.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
+    listener.setblocking(False)
+    return listener
+
+
+def _drain(changes: socket.socket) -> None:
+    while True:
+        try:
+            changes.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:  # more than the socket holds: something has changed, which is all we ask
+            continue
