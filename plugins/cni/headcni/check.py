@@ -42,7 +42,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
             found += _pod(kernel, network, known)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
-    if network.ip_masq or network.port_mappings:
+    if known.result.get("ips") and (network.ip_masq or network.port_mappings):
         found += firewall.differences(node.store, owner, shared=True)
     return found
 
@@ -108,7 +108,8 @@ def _host(network: NetworkConfig, known: Attachment) -> Iterator[str]:
         have_addresses = _addresses(kernel, bridge["index"])
         for ip in known.result.get("ips", ()):
             prefix = ip["address"].rpartition("/")[2]
-            if "gateway" in ip and f"{ip['gateway']}/{prefix}" not in have_addresses:
+            expected = network.is_gateway and "gateway" in ip
+            if expected and f"{ip['gateway']}/{prefix}" not in have_addresses:
                 yield f"host side: {network.bridge} has no address {ip['gateway']}/{prefix}"
 
 

@@ -43,12 +43,13 @@ _KEYS = (
     *("headscale_url", "tailscale_socket", "pod_cidr", "service_cidr", "cluster_cidr"),
     *("magic_dns", "mtu", "enable_ipv6", "enable_network_policy", "mode", "datapath", "bridge"),
     *("ip_masq", "hairpin", "default_route", "mac", "delegate", "plugins", "delegate_timeout"),
-    *("data_dir", "subnet_file"),
+    *("is_gateway", "data_dir", "subnet_file"),
 )
 # As other plugins spell them.
 _ALIASES = {
     "ip_masq": "ipMasq",
     "hairpin": "hairpinMode",
+    "is_gateway": "isGateway",
     "default_route": "isDefaultGateway",
     "data_dir": "dataDir",
     "subnet_file": "subnetFile",
@@ -434,6 +435,9 @@ def _network(
         subnets = (range_.subnet for ranges in ipam.range_sets for range_ in ranges)
         pod_cidrs = tuple(dict.fromkeys(subnets))
     enable_ipv6 = _enable_ipv6(top, ipam, pod_cidrs, bool(delegates))
+    is_gateway = _is_gateway(top, datapath)
+    if not ipam.type and datapath == "routed":
+        top.wrong("ipam", {}, "addresses with datapath routed")
 
     return NetworkConfig(
         cni_version=str(conf.get("cniVersion")),
@@ -447,7 +451,8 @@ def _network(
         enable_ipv6=enable_ipv6,
         enable_network_policy=top.flag("enable_network_policy", False),
         hairpin=top.flag("hairpin", True),
-        default_route=top.flag("default_route", True),
+        is_gateway=is_gateway,
+        default_route=top.flag("default_route", is_gateway),
         pod_cidrs=pod_cidrs,
         cluster_cidrs=cluster_cidrs or settings.networks,
         service_cidrs=service_cidrs,
@@ -470,6 +475,17 @@ def _network(
 
 def _is_link_of_ours(name: str) -> bool:
     return is_interface_name(name) and name not in _RESERVED_LINKS
+
+
+def _is_gateway(top: _Section, datapath: str) -> bool:
+    """Whether the node is the pods' gateway; it must be if it is to route for them."""
+    is_gateway = top.flag("is_gateway", True)
+    if not is_gateway and datapath == "routed":
+        top.wrong("is_gateway", False, "true with datapath routed")
+    if not is_gateway and top.get("default_route") is True:
+        expected = f"false beside {top.at('is_gateway')} false, or a route in ipam.routes instead"
+        top.wrong("default_route", True, expected)
+    return is_gateway
 
 
 def _is_url(text: str) -> bool:
@@ -557,6 +573,8 @@ def _ipam(
 ) -> IpamConfig:
     """The section, with the pod CIDRs for its ranges where it names none."""
     given = top.section("ipam").values
+    if top.get("ipam") == {} and not delegating:
+        return IpamConfig(type="")  # as bridge has it: a link without addresses
     section = {key: value for key, value in given.items() if not key.startswith("_")}
     kind = section.setdefault("type", "host-local" if delegating else _OWN_IPAM[0])
     if isinstance(kind, str) and kind not in _OWN_IPAM:

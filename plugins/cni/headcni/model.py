@@ -57,7 +57,7 @@ class Range:
 class IpamConfig:
     """One address is taken from each range set; within a set, from the first range with room."""
 
-    type: str
+    type: str  # "" for a link without addresses
     range_sets: Tuple[Tuple[Range, ...], ...] = ()
     strategy: str = "sequential"
     routes: Tuple[Route, ...] = ()
@@ -124,6 +124,7 @@ class NetworkConfig:
     enable_ipv6: bool = False
     enable_network_policy: bool = False
     hairpin: bool = True
+    is_gateway: bool = True  # whether the bridge has the gateway's address
     default_route: bool = True
     pod_cidrs: Tuple[Network, ...] = ()
     cluster_cidrs: Tuple[Network, ...] = ()

@@ -102,7 +102,7 @@ def differences(
             found += _pod(inside, attachment)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
-    if network.ip_masq or network.port_mappings:
+    if attachment.result.get("ips") and (network.ip_masq or network.port_mappings):
         found += firewall.differences(node.store, attachment.owner)
     return found
 
@@ -151,7 +151,8 @@ def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment
         yield f"host side: {name} is not a port of {network.bridge}"
     have = host.addresses.get(bridge.number, frozenset())
     for one in _leased(attachment):
-        if one.gateway is not None and f"{one.gateway}/{one.prefixlen}" not in have:
+        expected = network.is_gateway and one.gateway is not None
+        if expected and f"{one.gateway}/{one.prefixlen}" not in have:
             yield f"host side: {network.bridge} has no address {one.gateway}/{one.prefixlen}"
 
 
@@ -182,7 +183,9 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
     owner, leased = attachment.owner, _leased(attachment)
     if network.ipam.type == OUR_IPAM:
         _keep_addresses(node, attachment, leased)
-    cable = link.plan(network, owner, leased)
+    # The routes are those that the pod got: only ADD sees which of them others have.
+    planned = link.plan(network, owner, leased, ())
+    cable = replace(planned, routes=verbs.routes_of(attachment.result), default_routes=())
     with netns.opened(attachment.netns) as fd:
         with netns.entered(fd), Netlink() as inside:
             whole = bool(inside.index(cable.pod))
@@ -190,7 +193,7 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
             link.connect(node.kernel, network, cable, fd)
         else:
             _mend_cable(node.kernel, network, cable, fd)
-    ranges = attachment.state.get("ranges", firewall.ranges_of(network))
+    ranges = attachment.state.get("ranges", verbs.ranges_of(network, leased))
     firewall.ensure(node.store, owner.network, ranges)
     ports = firewall.published(node.store, owner)
     if ports:

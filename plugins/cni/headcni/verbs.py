@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_interface
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from . import buried, chain, config, result, unrecorded
@@ -33,14 +33,17 @@ from .errors import (
     CniError,
 )
 from .ipam.allocate import Ipam
+from .ipam.config import ROUTE_KEYS
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
-from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, PodRef, Route
 from .store import Attachment, Store, Tombstone, last_known
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
 TRIES = 3  # for what a link that is still to be deleted may stand in the way of
+
+ROUTE_NUMBERS = ROUTE_KEYS[2:]
 
 T = TypeVar("T")
 
@@ -157,7 +160,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
         _finish_own_burial(node, owner)
     elif pending and node.bury is None:
         _finished(node)  # what another pod has left is not this pod's concern
-    sandbox, ranges = _sandbox(call), firewall.ranges_of(network)
+    sandbox, ranges = _sandbox(call), dict[str, list[str]]()
     if known is not None:
         if _still_there(node, known, call, sandbox):
             node.attachment = known
@@ -174,22 +177,23 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             fd = undo.enter_context(_pod_namespace(call))
             undo.callback(_give_back, node, network, owner)
             with node.phase("ipam"):
-                leased = _unhindered(
-                    node, pending, lambda: _lease(node, network, owner, call, undo)
-                )
+                given = _unhindered(node, pending, lambda: _lease(node, network, owner, call, undo))
             with node.phase("link"):
-                cable = link.plan(network, owner, leased)
-                _unhindered(node, pending, lambda: link.connect(node.kernel, network, cable, fd))
+                planned = link.plan(network, owner, given.addresses, given.routes)
+                cable = _unhindered(
+                    node, pending, lambda: link.connect(node.kernel, network, planned, fd)
+                )
             undo.callback(link.disconnect, node.kernel, cable.host)
             with node.phase("firewall"):
+                ranges = ranges_of(network, given.addresses)
                 firewall.ensure(node.store, owner.network, ranges)
-                ports = firewall.ports_of(network, leased)
+                ports = firewall.ports_of(network, given.addresses)
                 if ports:
                     open_loopback(network, cable)
                 undo.callback(firewall.withdraw, node.store, owner)
                 firewall.publish(node.store, owner, pod, ports)
             with node.phase("dns"):
-                dns = result.dns_of(network.dns)
+                dns = result.dns_of(_dns(network.dns, given.dns))
             made, host = _result(network, cable, call.netns, dns), cable.host
         state = {"netns": sandbox, "ranges": ranges}
         node.attachment = Attachment(
@@ -329,7 +333,7 @@ def check(node: Node, network: NetworkConfig, call: Call) -> None:
     from . import check as compare  # pyroute2 is slow to import, and only CHECK needs it
 
     found = compare.differences(node, network, owner, call)
-    if network.ipam.type != OUR_IPAM:
+    if _other_ipam(network):
         chain.ipam_check(network, call.env)
     if found:
         raise CniError(
@@ -375,7 +379,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             link.disconnect(node.kernel, host)
     if network.delegates:
         chain.gc(network, call.env, node.store)
-    elif network.ipam.type != OUR_IPAM:
+    elif _other_ipam(network):
         chain.ipam_gc(network, call.env)
     if failures:
         raise CniError(
@@ -393,8 +397,13 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
     if network.delegates:
         chain.status(network, call.env)
         return
-    if network.ipam.type != OUR_IPAM:
+    if _other_ipam(network):
         chain.ipam_status(network, call.env)
+    else:
+        try:
+            _own_dns(network)
+        except CniError as unreadable:
+            raise CniError(NOT_AVAILABLE, unreadable.msg, unreadable.details) from unreadable
     if network.ip_masq:
         firewall.is_current(node.store)  # raises if the kernel has no nftables
     mesh = MESH_LINKS[network.mode]
@@ -495,15 +504,25 @@ def _pod_namespace(call: Call) -> Iterator[int]:
         yield fd
 
 
-def _lease(
-    node: Node, network: NetworkConfig, owner: Owner, call: Call, undo: ExitStack
-) -> Sequence[LeasedAddress]:
+class _Given(NamedTuple):
+    """What an IPAM gives to a pod."""
+
+    addresses: Sequence[LeasedAddress] = ()
+    routes: Sequence[Route] = ()
+    dns: Dns = Dns()
+
+
+def _lease(node: Node, network: NetworkConfig, owner: Owner, call: Call, undo: ExitStack) -> _Given:
     """From our own IPAM in this process, or from another one as a plugin of its own."""
+    if not network.ipam.type:
+        return _Given()
     if network.ipam.type == OUR_IPAM:
+        dns = _own_dns(network)
         ranges = network.ipam.range_sets
         import_on_request(node.store, owner.network, network.ipam.raw, ranges)
         in_use = link.address_in_use(node.kernel)
-        return node.ipam.allocate(owner, network.ipam, str(call.pod), in_use).addresses
+        lease = node.ipam.allocate(owner, network.ipam, str(call.pod), in_use)
+        return _Given(lease.addresses, network.ipam.routes, dns)
     refused: list[LeasedAddress] = []
     for _unused in range(ASKED_AGAIN):
         given = chain.ipam_add(network, call.env)
@@ -514,7 +533,7 @@ def _lease(
             # served. And one that has changed over to the other has pods which ours has served.
             if node.ipam.note(owner, str(call.pod), leased):
                 undo.push(give_back.pop_all())
-                return leased
+                return _Given(leased, routes_of(given), _dns_of(given))
         if leased == refused:
             break
         refused = leased
@@ -525,6 +544,55 @@ def _lease(
         f"that pod has it from before ipam.type was {network.ipam.type}; drain the node, "
         "or exclude the address there",
     )
+
+
+def _own_dns(network: NetworkConfig) -> Dns:
+    path = network.ipam.raw.get("resolvConf")
+    if not path:
+        return Dns()
+    from .ipam.resolvconf import read_resolv_conf
+
+    return read_resolv_conf(path)
+
+
+def _dns(configured: Dns, given: Dns) -> Dns:
+    """The configuration's word over the IPAM's, each for what it names."""
+    return Dns(
+        configured.nameservers or given.nameservers,
+        configured.domain or given.domain,
+        configured.search or given.search,
+        configured.options or given.options,
+    )
+
+
+def _dns_of(given: Mapping[str, Any]) -> Dns:
+    dns = given.get("dns", {})
+    lists = (tuple(dns.get(key, ())) for key in ("nameservers", "search", "options"))
+    nameservers, search, options = lists
+    return Dns(nameservers, dns.get("domain", ""), search, options)
+
+
+def routes_of(given: Mapping[str, Any]) -> tuple[Route, ...]:
+    """A result's routes."""
+    return tuple(
+        Route(
+            ip_network(route["dst"], strict=False),
+            ip_address(route["gw"]) if "gw" in route else None,
+            **{key: route.get(key) for key in ROUTE_NUMBERS},
+        )
+        for route in given.get("routes", ())
+    )
+
+
+def ranges_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> dict[str, list[str]]:
+    """What the pod needs of the firewall. Another IPAM may keep its ranges to itself, but the
+    addresses that it gives tell their networks."""
+    if not leased:
+        return {}
+    if not network.pod_cidrs:
+        networks = dict.fromkeys(ip_network(one.interface, strict=False) for one in leased)
+        network = replace(network, pod_cidrs=tuple(networks))
+    return firewall.ranges_of(network)
 
 
 def _leased(ip: Mapping[str, Any]) -> LeasedAddress:
@@ -579,11 +647,11 @@ def _result(
     return made
 
 
-def _route(route: Any) -> dict[str, Any]:
+def _route(route: Route) -> dict[str, Any]:
     shown: dict[str, Any] = {"dst": str(route.dst)}
     if route.gateway is not None:
         shown["gw"] = str(route.gateway)
-    for key in ("mtu", "advmss", "priority", "table", "scope"):
+    for key in ROUTE_NUMBERS:
         if getattr(route, key) is not None:
             shown[key] = getattr(route, key)
     return shown

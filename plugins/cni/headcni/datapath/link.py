@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,16 +14,16 @@ from ipaddress import ip_network
 from typing import Optional
 
 from ..errors import INTERNAL, KERNEL_LACKS, CniError
-from ..model import Address, LeasedAddress, NetworkConfig, Owner, Route
+from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, Route
 from . import netns, rtnl
-from .netlink import KernelError, Netlink, Request, attribute
+from .netlink import KernelError, Netlink, Request, attribute, attributes
 
 SYSFS = "/sys/class/net"
-RTM_GETROUTE = 26
 RTM_F_FIB_MATCH = 0x2000
 RTN_LOCAL = 2
 LONGEST_ALIAS = 255  # the kernel's IFALIASZ less its final NUL
 AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
+_ROUTE = struct.Struct("=BBBBBBBBI")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
@@ -41,6 +42,7 @@ class Cable:
     pod_mac: str
     addresses: tuple[LeasedAddress, ...]
     routes: tuple[Route, ...]
+    default_routes: tuple[Route, ...] = ()  # unless another interface of the pod has some
 
 
 def host_name(owner: Owner) -> str:
@@ -97,8 +99,13 @@ def mac_of(address: Address) -> str:
     return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + tail)
 
 
-def plan(network: NetworkConfig, owner: Owner, leased: Sequence[LeasedAddress]) -> Cable:
-    """What the pod will have, from its configuration and its lease alone."""
+def plan(
+    network: NetworkConfig,
+    owner: Owner,
+    leased: Sequence[LeasedAddress],
+    routes: Sequence[Route],
+) -> Cable:
+    """What the pod will have, from its configuration and what the IPAM gave it."""
     routed = network.datapath == "routed"
     addresses = tuple(
         LeasedAddress(one.address, one.address.max_prefixlen, one.gateway) if routed else one
@@ -106,36 +113,44 @@ def plan(network: NetworkConfig, owner: Owner, leased: Sequence[LeasedAddress]) 
     )
     digest = _digest(owner)
     host_mac = ":".join(("0e", *(digest[i : i + 2] for i in range(11, 21, 2))))
+    pod_mac = mac_of(leased[0].address) if leased else f"0a:58:{host_mac[3:14]}"
+    explicit, default = _routes(network, leased, routes)
     return Cable(
         host=host_name(owner),
         host_mac=host_mac,
         alias=alias_of(owner),
         pod=owner.ifname,
-        pod_mac=network.mac or mac_of(leased[0].address),
+        pod_mac=network.mac or pod_mac,
         addresses=addresses,
-        routes=_routes(network, leased),
+        routes=explicit,
+        default_routes=default,
     )
 
 
-def _routes(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Route, ...]:
-    """The configured routes with their gateways filled in, and a default route for each family."""
+def _routes(
+    network: NetworkConfig, leased: Sequence[LeasedAddress], given: Sequence[Route]
+) -> tuple[tuple[Route, ...], tuple[Route, ...]]:
+    """The IPAM's routes with their gateways filled in, and a default route for each family that
+    has none among them."""
     gateways = {one.address.version: one.gateway for one in leased if one.gateway is not None}
     found = []
-    for route in network.ipam.routes:
+    for route in given:
         gateway = route.gateway or gateways.get(route.dst.version)
         if any(one.address.version == route.dst.version for one in leased):
             found.append(replace(route, gateway=gateway))
-    if network.default_route:
-        main = [route for route in found if route.table in (None, 0, rtnl.RT_TABLE_MAIN)]
-        have = {route.dst.version for route in main if route.dst.prefixlen == 0}
-        for version, gateway in gateways.items():
-            if version not in have:
-                found.append(Route(ip_network("0.0.0.0/0" if version == 4 else "::/0"), gateway))
-    return tuple(found)
+    main = [route for route in found if route.table in (None, 0, rtnl.RT_TABLE_MAIN)]
+    have = {route.dst.version for route in main if route.dst.prefixlen == 0}
+    default = [
+        Route(ip_network("0.0.0.0/0" if version == 4 else "::/0"), gateway)
+        for version, gateway in gateways.items()
+        if network.default_route and version not in have
+    ]
+    return tuple(found), tuple(default)
 
 
-def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int) -> None:
-    """Make it so. On failure nothing of the pair is left; the bridge stays, others use it."""
+def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int) -> Cable:
+    """Make it so, and return it with the routes that the pod has got. On failure nothing of the
+    pair is left; the bridge stays, others use it."""
     prepare_host(kernel, network, cable)
     if kernel.index(cable.host):
         kernel.do([rtnl.delete_link(cable.host)])  # an ADD that was killed left it
@@ -154,7 +169,7 @@ def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: in
     try:
         finish_host(kernel, network, cable)
         with netns.entered(pod_netns), Netlink() as inside:
-            finish_pod(inside, network, cable)
+            return finish_pod(inside, network, cable)
     except BaseException:
         kernel.do([rtnl.delete_link(cable.host)])
         raise
@@ -207,7 +222,7 @@ def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
         + [
             rtnl.new_address(index, one.gateway, one.prefixlen, network.bridge)
             for one in cable.addresses
-            if one.gateway is not None
+            if one.gateway is not None and network.is_gateway
         ]
     )
 
@@ -243,22 +258,21 @@ def finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     _do(kernel, requests)
 
 
-def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
+def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
     # No router speaks on a pod's link; a neighbour that pretends to be one is not listened to.
     netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/accept_ra", "0")
     if any(one.address.version == 6 for one in cable.addresses):
         netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/disable_ipv6", "0")
     index = inside.index(cable.pod)
+    others = routes_of_others(inside, index)
+    cable = replace(cable, routes=_allowed(cable, others), default_routes=())
     requests = [rtnl.link_up("lo"), rtnl.link_up(cable.pod)]
     requests += [
         rtnl.new_address(index, one.address, one.prefixlen, cable.pod) for one in cable.addresses
     ]
     if network.datapath == "routed":
         gateways = {one.gateway for one in cable.addresses if one.gateway is not None}
-        requests += [
-            rtnl.new_route(ip_network(gateway), index, protocol=rtnl.RTPROT_STATIC)
-            for gateway in gateways
-        ]
+        requests += [_route_to_gateway(gateway, index, others) for gateway in gateways]
     requests += [
         rtnl.new_route(
             route.dst,
@@ -275,6 +289,53 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> None:
     ]
     requests += rtnl.shaping(network.bandwidth, index, "egress")
     _do(inside, requests)
+    return cable
+
+
+# The table and destination of each route, and its metric.
+Metrics = Mapping[tuple[int, Network], int]
+
+
+def routes_of_others(inside: Netlink, index: int) -> Metrics:
+    """The routes that a pod has through its other interfaces; the best metric of each."""
+    found: dict[tuple[int, Network], int] = {}
+    question = Request(rtnl.RTM_GETROUTE, 0, bytes(_ROUTE.size), "list the pod's routes")
+    for body in inside.dump(question):
+        family, length, _unused, _unused, table, *_unused2 = _ROUTE.unpack_from(body)
+        if table == rtnl.RT_TABLE_LOCAL or family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        have = dict(attributes(body[_ROUTE.size :]))
+        if have.get(rtnl.RTA_OIF) == struct.pack("=I", index):
+            continue
+        (table,) = struct.unpack("=I", have.get(rtnl.RTA_TABLE, struct.pack("=I", table)))
+        (metric,) = struct.unpack("=I", have.get(rtnl.RTA_PRIORITY, bytes(4)))
+        address = have.get(rtnl.RTA_DST, bytes(4 if family == socket.AF_INET else 16))
+        key = table, ip_network((address, length))
+        found[key] = min(metric, found.get(key, metric))
+    return found
+
+
+def _allowed(cable: Cable, others: Metrics) -> tuple[Route, ...]:
+    """What neither replaces nor shadows a route of another interface: the first to come has it,
+    unless a worse priority was asked for. A default route that nobody asked for is left out if
+    another interface has one of any family: this one is the pod's second."""
+    second = any(table == rtnl.RT_TABLE_MAIN and not dst.prefixlen for table, dst in others)
+    found = []
+    for route in cable.routes if second else (*cable.routes, *cable.default_routes):
+        theirs = others.get((route.table or rtnl.RT_TABLE_MAIN, route.dst))
+        usual = rtnl.DEFAULT_METRIC6 if route.dst.version == 6 else 0
+        if theirs is None or (route.priority or usual) > theirs:
+            found.append(route)
+    return tuple(found)
+
+
+def _route_to_gateway(gateway: Address, index: int, others: Metrics) -> Request:
+    """Another interface may have the same gateway: each then has a route of its own to it."""
+    theirs = others.get((rtnl.RT_TABLE_MAIN, ip_network(gateway)))
+    priority = None if theirs is None else theirs + index
+    return rtnl.new_route(
+        ip_network(gateway), index, priority=priority, protocol=rtnl.RTPROT_STATIC
+    )
 
 
 def _do(kernel: Netlink, requests: list[Request]) -> None:
@@ -293,10 +354,10 @@ def _do(kernel: Netlink, requests: list[Request]) -> None:
 def route_to(kernel: Netlink, address: Address) -> Optional[bytes]:
     """The rtmsg of the route that the node has to an address; None if it has none."""
     bits = address.max_prefixlen
-    body = struct.pack("=BBBBBBBBI", rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH)
+    body = _ROUTE.pack(rtnl.family(address), bits, 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH)
     body += attribute(rtnl.RTA_DST, address.packed)
     try:
-        return kernel.ask(Request(RTM_GETROUTE, 0, body, f"look up {address}"))
+        return kernel.ask(Request(rtnl.RTM_GETROUTE, 0, body, f"look up {address}"))
     except KernelError as problem:
         if problem.errno in _NO_ROUTE:
             return None
