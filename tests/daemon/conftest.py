@@ -51,15 +51,17 @@ class ServedNode(CniNode):
         argv = ["ip", "netns", "exec", self.netns.name, self.python, "-S", *arguments]
         return argv, {"PATH": os.environ["PATH"], "PYTHONPATH": f"{home}:{home}/vendor"}
 
-    def start(self, *options: str, code: str = "") -> subprocess.Popen[bytes]:
-        """Start a server, and wait until it listens."""
+    def start(
+        self, *options: str, code: str = "", before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start a server, and wait until it listens. `before` is a command that runs it."""
         main = ("-c", code) if code else ("-m", "headcni.daemon.server")
         argv, env = self.python_command(
             *main, "--socket", str(self.socket), "--data-dir", str(self.tmp / "data"), *options
         )
         already = self.said("listening=")
         with self.log.open("ab") as log:
-            server = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd="/")
+            server = subprocess.Popen([*before, *argv], stdout=log, stderr=log, env=env, cwd="/")
         self.servers.append(server)
         self.wait_for(lambda: self.said("listening=") > already or server.poll() is not None)
         assert server.poll() is None, self.log.read_text()

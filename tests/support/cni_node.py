@@ -332,6 +332,19 @@ class CniNode:
         with sqlite3.connect(self.tmp / "data" / "headcni.db") as db:
             db.execute(statement, values)
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The store's only writer, inside the block: nobody else can write."""
+        import sqlite3
+
+        db = sqlite3.connect(self.tmp / "data" / "headcni.db", isolation_level=None)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield
+            db.execute("ROLLBACK")
+        finally:
+            db.close()
+
     def bury_a_link_that_stays(self, container: str) -> None:
         """A tombstone whose link the kernel refuses to delete: lo, under a pod's name."""
         from headcni.datapath.link import host_name

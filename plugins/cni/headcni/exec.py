@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DELEGATE_FAILED, DELEGATE_MISSING, DELEGATE_TIMEOUT, INVALID_CONFIG, CniError
+from .shim import PROGRAM
 
 if TYPE_CHECKING:
     import subprocess
@@ -28,7 +30,31 @@ BUSY_RETRY = 5.0  # as long as libcni waits for a plugin that is just being inst
 _POLL = 0.05
 _ANSWER_EXPECTED = ("ADD", "VERSION")
 _SKEL_INTERNAL = 999  # what Go's skel puts on any error that has no code
+_OURS = PROGRAM.decode()
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+_thread = threading.local()
+
+
+class LeftToCaller(BaseException):
+    """Another plugin is to be run, in a thread that must not. No error: the call is handed back to
+    its shim, and no handler of errors is to take notice."""
+
+
+@contextmanager
+def plugins_left_to_caller() -> Iterator[None]:
+    """Inside the block this thread runs no plugins: `LeftToCaller` is raised instead."""
+    _thread.runs_none = True
+    try:
+        yield
+    finally:
+        _thread.runs_none = False
+
+
+def may_run_plugins() -> None:
+    if getattr(_thread, "runs_none", False):
+        raise LeftToCaller
 
 
 def invoke(
@@ -40,8 +66,9 @@ def invoke(
 ) -> dict[str, Any] | None:
     """Run the plugin for one verb: its answer, or None for a verb that has none.
 
-    ``env`` is the environment of the call. Of it the plugin gets CNI_*, HEADCNI_* and PATH.
+    ``env`` is the environment of the call, which the plugin gets, too.
     """
+    may_run_plugins()
     path = find(plugin_type, env)
     ended = _run(path, json.dumps(conf).encode(), _environment(command, env), timeout)
     _pass_on_stderr(plugin_type, command, ended.stderr)
@@ -102,7 +129,8 @@ def deeper(env: Mapping[str, str], step: str) -> dict[str, str]:
 
 
 def _environment(command: str, env: Mapping[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in env.items() if key.startswith(("CNI_", "HEADCNI_"))}
+    """All of the caller's, as the specification wants it, less what only our shim has said."""
+    kept = {key: value for key, value in env.items() if key != _OURS}
     path = env.get("PATH") or os.environ.get("PATH") or _DEFAULT_PATH
     return {**kept, "CNI_COMMAND": command, "PATH": path}
 
@@ -150,6 +178,7 @@ def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[
                 stderr=subprocess.PIPE,
                 env=env,
                 start_new_session=True,
+                preexec_fn=_end_with_parent() if threading.active_count() == 1 else None,
             )
         except OSError as problem:
             if problem.errno != errno.ETXTBSY or time.monotonic() > retry_until:
@@ -159,6 +188,23 @@ def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[
                     f"{path}: {problem.strerror}",
                 ) from problem
         time.sleep(_POLL)
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """For the plugin of a process with one thread: have the kernel kill it if we are killed. A
+    runtime that loses patience kills us and sends DEL, beside which no ADD may go on."""
+    from signal import SIGKILL
+
+    from .datapath.netns import set_parent_death_signal
+
+    parent = os.getpid()
+
+    def prepare() -> None:
+        set_parent_death_signal(SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
 
 
 def _talk(

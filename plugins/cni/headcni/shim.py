@@ -8,6 +8,13 @@ One request, one answer, on a connection of their own:
              each variable as NAME=VALUE NUL, NUL, the netconf from stdin
              with it, by SCM_RIGHTS, the pod's network namespace, where it can be opened
     answer   MAGIC, length (4 bytes), then: exit code (1 byte), what belongs on stdout
+    or       the same with HANDED_BACK for an exit code: run it, and keep the connection until then
+    report   after that: MAGIC, length (4 bytes), then JSON: code, phases, and output if it failed
+
+Other plugins, as a delegate or for addresses, are the caller's to run: with its environment, its
+limits, its umask, and outside of the daemon's sandbox. So the daemon hands such a call back. The
+open connection keeps other calls for the same container waiting, and the report is for metrics and
+events: a shim that sends none has done nothing wrong.
 
 A daemon that will not take the call (another release, another network namespace, not root) or
 cannot (it is stopping, or was killed) closes the connection without an answer. The call is then run
@@ -27,6 +34,7 @@ HEADER = len(MAGIC) + 4
 LIMIT = 1 << 20  # of either message; a longer one is refused, and its call run here
 HAND_OVER_SECONDS = 5.0
 ANSWER_SECONDS = 120.0  # kubelet gives a sandbox four minutes
+HANDED_BACK = 2
 NETNS = "/proc/self/ns/net"
 
 PROGRAM, IPAM, LOOPBACK = b"HEADCNI_PROGRAM", b"headcni-ipam", b"loopback"
@@ -40,12 +48,13 @@ class DaemonSilent(Exception):
 def main(program: bytes = b"headcni") -> None:
     stdin = _read_all(0)
     posix.environ[PROGRAM] = program
+    daemon = None
     try:
-        answer = _ask_daemon(posix.environ, stdin)
+        answer, daemon = _ask_daemon(posix.environ, stdin)
     except DaemonSilent:
         answer = _complaint(stdin)
-    if answer is None:
-        _run_here(stdin)
+    if answer is None or answer[0] == HANDED_BACK:
+        _run_here(stdin, daemon)
     else:
         output = memoryview(answer)[1:]
         while output:
@@ -54,7 +63,7 @@ def main(program: bytes = b"headcni") -> None:
 
 
 def request(env: "dict[bytes, bytes]", netns: bytes, stdin: bytes) -> bytes:
-    """The whole message. Of the environment goes what a verb reads, or a delegate is given."""
+    """The whole message. Of the environment goes what a verb reads."""
     parts = [__version__.encode(), netns]
     for name, value in env.items():
         if name.startswith((b"CNI_", b"HEADCNI_")) or name == b"PATH":
@@ -63,32 +72,34 @@ def request(env: "dict[bytes, bytes]", netns: bytes, stdin: bytes) -> bytes:
     return MAGIC + len(body).to_bytes(4, "big") + body
 
 
-def _ask_daemon(env: "dict[bytes, bytes]", stdin: bytes) -> "bytes | None":
-    """The body of its answer; None if the call is not for it."""
+def _ask_daemon(
+    env: "dict[bytes, bytes]", stdin: bytes
+) -> "tuple[bytes | None, _socket.socket | None]":
+    """The body of its answer, and the connection; None if the call is not for it."""
     path = env.get(_SOCKET_VARIABLE, SOCKET)
     if not path or env.get(b"CNI_COMMAND") == b"VERSION" or _has_relative_paths(env):
-        return None
+        return None, None
     server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         server.settimeout(HAND_OVER_SECONDS)
         server.connect(path)
         if _uid_of(server) != posix.geteuid():
-            return None  # somebody else's socket at our path
+            return None, None  # somebody else's socket at our path
         message = request(env, posix.readlink(NETNS).encode(), stdin)
         _send(server, message, _open(env.get(b"CNI_NETNS", b"")))
     except OSError:
-        return None  # not all of it was sent, so nothing was begun
+        return None, None  # not all of it was sent, so nothing was begun
     try:
         server.settimeout(_seconds(env))
         head = _receive(server, HEADER)
         length = int.from_bytes(head[len(MAGIC) :], "big")
         if not head.startswith(MAGIC) or not 0 < length <= LIMIT:
-            return None
-        return _receive(server, length)
+            return None, None
+        return _receive(server, length), server
     except _socket.timeout:
         raise DaemonSilent from None
     except OSError:
-        return None
+        return None, None
 
 
 def _has_relative_paths(env: "dict[bytes, bytes]") -> bool:
@@ -145,7 +156,7 @@ def _read_all(fd: int) -> bytes:
         parts.append(part)
 
 
-def _run_here(stdin: bytes) -> None:
+def _run_here(stdin: bytes, daemon: "_socket.socket | None" = None) -> None:
     """Load the runtime, and run the verb in this process."""
     sys.path.insert(1, sys.path[0] + "/vendor")
     program = posix.environ.get(PROGRAM)
@@ -154,8 +165,10 @@ def _run_here(stdin: bytes) -> None:
     elif program == LOOPBACK:
         from .loopback import main as run_verb
     else:
-        from .verbs import main as run_verb
+        from .verbs import main
 
+        main(stdin, daemon)
+        return
     run_verb(stdin)
 
 

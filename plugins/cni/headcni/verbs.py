@@ -9,13 +9,14 @@ import json
 import os
 import sys
 import time
+from _socket import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from . import buried, chain, config, result, unrecorded
+from . import buried, chain, config, exec, result, unrecorded
 from .call import Call
 from .datapath import blocked, firewall, link, netns
 from .datapath.netlink import Netlink
@@ -37,6 +38,7 @@ from .ipam.config import ROUTE_KEYS
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, PodRef, Route
+from .shim import HAND_OVER_SECONDS, MAGIC
 from .store import Attachment, Store, Tombstone, last_known
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
@@ -110,6 +112,8 @@ def run(
             with _timed(phases, "config"):
                 network = config.parse(stdin, env, forgiving=call.command == "DEL")
                 _require_verb(call.command, network.cni_version)
+            if network.delegates or _other_ipam(network):
+                exec.may_run_plugins()  # before anything of the call is done
             try:
                 with open_node(network.data_dir) as node:
                     node.phases = phases
@@ -151,7 +155,7 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
 
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
-    owner, pod = _owner(network, call), call.pod
+    owner, pod = owner_of(network, call), call.pod
     unrecorded.settle(node.store, owner)
     pending, known = node.store.read(
         lambda _unused: (node.store.tombstones(), node.store.attachment(owner))
@@ -206,7 +210,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
 
 
 def delete(node: Node, network: NetworkConfig, call: Call) -> None:
-    owner = _owner(network, call)
+    owner = owner_of(network, call)
     node.attachment = node.store.attachment(owner)
     _undo(node, network, owner, call, node.attachment, node.bury)
     if node.bury is None:
@@ -251,7 +255,7 @@ def _delete_unrecorded(
 ) -> Optional[Attachment]:
     """DEL while the store cannot be used: all but the record of it. What the pod had is taken from
     what can still be read of the store, from the runtime's word and from the kernel."""
-    owner, failures = _owner(network, call), list[CniError]()
+    owner, failures = owner_of(network, call), list[CniError]()
     known = last_known(network.data_dir, owner)
     served = _as_added(network, known.attachment, call)
     addresses = {*known.addresses, *_previous_addresses(network)}
@@ -326,7 +330,7 @@ def _finished(node: Node) -> int:
 def check(node: Node, network: NetworkConfig, call: Call) -> None:
     if network.raw.get("disableCheck") is True:
         return
-    owner = _owner(network, call)
+    owner = owner_of(network, call)
     if network.delegates:
         chain.check(network, call.env, owner, node.store)
         return
@@ -453,7 +457,7 @@ def _refuse_what_is_not_there(network: NetworkConfig) -> None:
         )
 
 
-def _owner(network: NetworkConfig, call: Call) -> Owner:
+def owner_of(network: NetworkConfig, call: Call) -> Owner:
     return chain.nested(Owner(network.name, call.container_id, call.ifname), call.env)
 
 
@@ -670,9 +674,22 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
     return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
 
 
-def main(stdin: bytes) -> None:
-    """The process that containerd started, when there is no daemon to ask."""
+def main(stdin: bytes, daemon: Optional[socket] = None) -> None:
+    """The process that containerd started, when there is no daemon to ask, or it wants us to run
+    the call (`daemon` is the connection to it)."""
     outcome = run(os.environ, stdin)
     sys.stdout.buffer.write(outcome.output)
     sys.stdout.flush()
+    if daemon is not None:
+        _report(daemon, outcome)
     sys.exit(outcome.exit_code)
+
+
+def _report(daemon: socket, outcome: Outcome) -> None:
+    """For the daemon's metrics and events; it may be gone, and then nobody wants to know."""
+    output = outcome.output.decode() if outcome.code else ""
+    said = {"code": outcome.code, "phases": outcome.phases, "output": output}
+    body = json.dumps(said).encode()
+    with suppress(OSError):
+        daemon.settimeout(HAND_OVER_SECONDS)
+        daemon.sendall(MAGIC + len(body).to_bytes(4, "big") + body)

@@ -100,7 +100,7 @@ def test_the_plugin_reads_the_configuration_and_its_answer_comes_back(fake):
     assert json.loads(fake.wrote("stdin")) == CONF
 
 
-def test_the_plugin_gets_the_environment_of_the_call_and_no_more(fake, monkeypatch):
+def test_the_plugin_gets_the_whole_environment_of_the_call_and_no_other(fake, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://of.the.daemon")
     monkeypatch.setenv("CNI_CONTAINERID", "of the daemon")
     fake.says(f"env > environment; {answering()}")
@@ -109,7 +109,8 @@ def test_the_plugin_gets_the_environment_of_the_call_and_no_more(fake, monkeypat
             "CNI_COMMAND": "DEL",
             "CNI_NETNS": "/run/netns/x",
             "HEADCNI_DATA_DIR": "/data",
-            "LD_PRELOAD_OF_THE_CALL": "x",
+            "HTTPS_PROXY": "http://of.the.call",
+            "HEADCNI_PROGRAM": "headcni",  # our shim's own
         }
     )
     lines = dict(line.split("=", 1) for line in fake.wrote("environment").splitlines())
@@ -122,6 +123,7 @@ def test_the_plugin_gets_the_environment_of_the_call_and_no_more(fake, monkeypat
         "CNI_NETNS": "/run/netns/x",
         "CNI_PATH": str(fake.directory),
         "HEADCNI_DATA_DIR": "/data",
+        "HTTPS_PROXY": "http://of.the.call",
         "PATH": os.environ["PATH"],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,3 +67,24 @@ def parse(message: bytes) -> Request:
 def answer(exit_code: int, output: bytes) -> bytes:
     body = bytes([exit_code]) + output
     return MAGIC + len(body).to_bytes(4, "big") + body
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a call went that was handed back to its shim."""
+
+    code: int
+    output: bytes
+    phases: Mapping[str, float]
+
+
+def report(received: bytearray) -> Optional[Report]:
+    """None if the shim was ended before it had reported."""
+    try:
+        if whole(received) != len(received):
+            return None
+        said = json.loads(received[HEADER:])
+        phases = {str(name): float(seconds) for name, seconds in said["phases"].items()}
+        return Report(int(said["code"]), str(said["output"]).encode(), phases)
+    except (Malformed, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -4,7 +4,7 @@ One thread listens and reads. Each call has a thread while it runs, since a verb
 network namespace and waits for the kernel. What is not a sound request of root's, of our own
 release and network namespace, is closed without an answer, and its shim runs the call itself. The
 same becomes of calls that have not begun when the daemon stops; those that have are answered, and
-so are those that wait for them.
+so are those that wait for them. A call that runs other plugins is handed back to its shim.
 
     python3 -m headcni.daemon.server --socket /run/headcni/cni.sock
 
@@ -29,14 +29,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
-from .. import __version__, loopback, verbs
+from .. import __version__, config, loopback, verbs
+from ..call import Call
 from ..datapath.netlink import Netlink
 from ..errors import STORE, CniError
-from ..exec import MAX_NESTING, NESTING, steps
+from ..exec import MAX_NESTING, NESTING, LeftToCaller, plugins_left_to_caller, steps
 from ..ipam import plugin as ipam
 from ..ipam.allocate import Ipam
-from ..shim import NETNS, SOCKET
-from ..store import DATA_DIR, Store
+from ..shim import HANDED_BACK, LIMIT, NETNS, SOCKET
+from ..store import DATA_DIR, Attachment, Store
 from . import protocol
 from .links import LinkRemover
 
@@ -154,13 +155,16 @@ class CniServer:
             self._log(f'msg="a call was left to its shim" reason="no netlink: {problem}"')
             return
         outcome = self._run(call, call.request.env, worker)
+        if outcome is None:
+            return
         made = not outcome.code and "store" in outcome.phases
         if made and not call.answered and not self._calls.is_followed(call):
             # The DEL of a runtime that gave up on this ADD may be over: a shim that does not get in
             # here, as we are stopping, runs it by itself.
             self._run(call, {**call.request.env, "CNI_COMMAND": "DEL"}, worker)
 
-    def _run(self, call: _Call, env: Mapping[str, str], worker: _Worker) -> verbs.Outcome:
+    def _run(self, call: _Call, env: Mapping[str, str], worker: _Worker) -> Optional[verbs.Outcome]:
+        """How it went; None if the shim was to run it and did not say."""
         buried: list[str] = []
         began = time.monotonic()
         verb = env.get("CNI_COMMAND", "")
@@ -173,9 +177,16 @@ class CniServer:
             outcome = verbs.Outcome(*loopback.run(env, call.request.stdin, call.netns_fd))
         else:
             opener = self._opener(worker, buried.append)
-            outcome = verbs.run(env, call.request.stdin, call.netns_fd, opener)
+            try:
+                with plugins_left_to_caller():
+                    outcome = verbs.run(env, call.request.stdin, call.netns_fd, opener)
+            except LeftToCaller:
+                reported = self._hand_back(call)
+                if reported is None:
+                    return None
+                outcome = reported
         took = time.monotonic() - began
-        with suppress(OSError):  # its shim was ended meanwhile
+        with suppress(OSError):  # its shim was ended meanwhile, or has answered by itself
             call.answer(outcome.exit_code, outcome.output)
         if outcome.unrecorded and outcome.network:
             buried.append(outcome.network.data_dir)
@@ -185,6 +196,33 @@ class CniServer:
         phases = {"wait": began - call.arrived, **outcome.phases}
         self._report(Served(verb, outcome, took, response, phases))
         return outcome
+
+    def _hand_back(self, call: _Call) -> Optional[verbs.Outcome]:
+        """Have the shim run the call, and wait until it has: the next one for the same container
+        must not begin before. None if it did not say how that went."""
+        env, stdin = call.request.env, call.request.stdin
+        network = config.parse(stdin, env, forgiving=env.get("CNI_COMMAND") == "DEL")
+        asked = Call.of(env)
+        owner = verbs.owner_of(network, asked)
+
+        def attachment() -> Optional[Attachment]:
+            with suppress(CniError), self._opened(network.data_dir) as store:
+                return store.attachment(owner) if owner.container_id else None
+            return None
+
+        before = attachment()
+        report = call.hand_back()
+        if report is None:
+            return None
+        known = before if asked.command == "DEL" else attachment()
+        return verbs.Outcome(
+            report.code,
+            report.output,
+            network,
+            asked.pod,
+            report.phases,
+            None if report.code else known,
+        )
 
     def _report(self, served: Served) -> None:
         if self._on_call is None:
@@ -257,6 +295,21 @@ class _Call:
         self.connection.sendall(protocol.answer(exit_code, output))
         self.connection.close()
         self.answered = True
+
+    def hand_back(self) -> Optional[protocol.Report]:
+        """Wait for the shim's report; its end, of whatever kind, closes the connection."""
+        received = bytearray()
+        with suppress(OSError):
+            self.connection.settimeout(SEND_SECONDS)
+            self.connection.sendall(protocol.answer(HANDED_BACK, b""))
+            self.answered = True
+            self.connection.settimeout(None)
+            while len(received) <= LIMIT:
+                more = self.connection.recv(65536)
+                if not more:
+                    break
+                received += more
+        return protocol.report(received)
 
     def close(self) -> None:
         _close(self.connection, self.netns_fd)

@@ -11,6 +11,7 @@ from typing import Optional
 from ..errors import NETNS_GONE, CniError
 
 CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
 _FORWARDING6 = "net/ipv6/conf/all/forwarding"
 _LEARNT = 0x00050000  # RTF_DEFAULT and RTF_ADDRCONF
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,6 +21,11 @@ def _setns(fd: int) -> None:
     if _libc.setns(fd, CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def set_parent_death_signal(number: int) -> None:
+    """The calling process gets the signal when the thread that started it ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 @contextmanager
