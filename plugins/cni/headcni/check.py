@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyroute2 import IPRoute
 
 from . import repair, result
-from .datapath import firewall, netns
+from .datapath import firewall, guard, netns
 from .datapath.rtnl import IFF_PROMISC, IFF_UP, RT_TABLE_MAIN
 from .errors import UNKNOWN_CONTAINER, CniError
 from .ipam.config import TYPE as OUR_IPAM
@@ -42,6 +42,9 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
             found += _pod(kernel, network, known)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
+    station = guard.station_of_attachment(known)
+    if station is not None:
+        found += guard.differences(station)
     if known.result.get("ips") and (network.ip_masq or network.port_mappings):
         found += firewall.differences(node.store, owner, shared=True)
     return found

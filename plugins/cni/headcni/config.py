@@ -44,6 +44,7 @@ _KEYS = (
     *("magic_dns", "mtu", "enable_ipv6", "enable_network_policy", "mode", "datapath", "bridge"),
     *("ip_masq", "hairpin", "default_route", "mac", "delegate", "plugins", "delegate_timeout"),
     *("is_gateway", "data_dir", "subnet_file"),
+    *("anti_spoofing", "anti_spoofing_exempt"),
 )
 # As other plugins spell them.
 _ALIASES = {
@@ -78,6 +79,7 @@ _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
 
 _EXPECTED_LINK = "an interface name of at most 15 characters that is not the system's"
+_EXPECTED_PODS = "namespace/name of pods, where * and ? stand for any characters"
 _EXPECTED_TYPE = "the name of a plugin's executable"
 _EXPECTED_ADDRESSES = (
     "ipam.subnet or ipam.ranges, or else pod_cidr, HEADCNI_SUBNET or a subnet.env, "
@@ -453,6 +455,8 @@ def _network(
         hairpin=top.flag("hairpin", True),
         is_gateway=is_gateway,
         default_route=top.flag("default_route", is_gateway),
+        anti_spoofing=top.flag("anti_spoofing", True),
+        anti_spoofing_exempt=top.texts("anti_spoofing_exempt", _is_pod_pattern, _EXPECTED_PODS),
         pod_cidrs=pod_cidrs,
         cluster_cidrs=cluster_cidrs or settings.networks,
         service_cidrs=service_cidrs,
@@ -471,6 +475,11 @@ def _network(
         runtime_config=runtime.values,
         raw=conf,
     )
+
+
+def _is_pod_pattern(text: str) -> bool:
+    namespace, slash, name = text.partition("/")
+    return bool(namespace and slash and name) and "/" not in name
 
 
 def _is_link_of_ours(name: str) -> bool:

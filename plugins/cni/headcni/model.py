@@ -125,6 +125,8 @@ class NetworkConfig:
     enable_network_policy: bool = False
     hairpin: bool = True
     is_gateway: bool = True  # whether the bridge has the gateway's address
+    anti_spoofing: bool = True
+    anti_spoofing_exempt: Tuple[str, ...] = ()  # patterns of namespace/name
     default_route: bool = True
     pod_cidrs: Tuple[Network, ...] = ()
     cluster_cidrs: Tuple[Network, ...] = ()

@@ -17,7 +17,7 @@ from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from . import config, verbs
-from .datapath import firewall, link, netns, rtnl
+from .datapath import firewall, guard, link, netns, rtnl
 from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import ADDRESS_TAKEN, STORE, CniError
 from .ipam.config import TYPE as OUR_IPAM
@@ -186,6 +186,9 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
     # The routes are those that the pod got: only ADD sees which of them others have.
     planned = link.plan(network, owner, leased, ())
     cable = replace(planned, routes=verbs.routes_of(attachment.result), default_routes=())
+    station = guard.station_of_attachment(attachment)
+    if station is not None:
+        guard.admit(node.store, station)
     with netns.opened(attachment.netns) as fd:
         with netns.entered(fd), Netlink() as inside:
             whole = bool(inside.index(cable.pod))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from . import buried, chain, config, exec, result, unrecorded
 from .call import Call
-from .datapath import blocked, firewall, link, netns
+from .datapath import blocked, firewall, guard, link, netns
 from .datapath.netlink import Netlink
 from .errors import (
     ADDRESS_TAKEN,
@@ -184,6 +184,10 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 given = _unhindered(node, pending, lambda: _lease(node, network, owner, call, undo))
             with node.phase("link"):
                 planned = link.plan(network, owner, given.addresses, given.routes)
+                station = guard.station_of(network, planned, pod)
+                if station is not None:  # before the pod can send its first packet
+                    undo.callback(guard.dismiss, planned.host, station)
+                    guard.admit(node.store, station)
                 cable = _unhindered(
                     node, pending, lambda: link.connect(node.kernel, network, planned, fd)
                 )
@@ -238,12 +242,14 @@ def _undo(
     if bury is not None and not failures and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
+            _dismiss(name, known)
             node.store.bury(Tombstone(owner, index))
             bury()
             return
     _each(
         failures,
         lambda: link.disconnect(node.kernel, name),
+        lambda: _dismiss(name, known),
         lambda: _release(node, served, owner, call),
     )
     _raise(failures)
@@ -265,6 +271,7 @@ def _delete_unrecorded(
             lambda: chain.delete(network, call.env, owner, known),
             lambda: firewall.withdraw_from_kernel(addresses),
             lambda: link.disconnect(kernel, link.host_name(owner)),
+            lambda: _dismiss(link.host_name(owner), known.attachment),
         )
     if _other_ipam(served):
         _each(failures, lambda: chain.ipam_del(served, call.env))
@@ -293,6 +300,14 @@ def _raise(failures: Sequence[CniError]) -> None:
     if failures:
         first = failures[0]
         raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
+
+
+def _dismiss(host: str, known: Optional[Attachment]) -> None:
+    """Once the pod cannot send any more. What was never checked left nothing to take away; of a pod
+    that the store does not know, anything may be left."""
+    station = guard.station_of_attachment(known) if known is not None else None
+    if known is None or station is not None:
+        guard.dismiss(host, station)
 
 
 def _each(failures: list[CniError], *steps: Callable[[], object]) -> None:
@@ -381,6 +396,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
     for host in link.links_without_owner(name):
         if host not in in_use:
             link.disconnect(node.kernel, host)
+    guard.sweep(node.store)
     if network.delegates:
         chain.gc(network, call.env, node.store)
     elif _other_ipam(network):
