@@ -77,6 +77,8 @@ class Options:
     mtu: int = 1280
     ip_masq: bool = True
     hairpin: bool = True
+    anti_spoofing: bool = True
+    anti_spoofing_exempt: Sequence[str] = ()  # patterns of namespace/name
     ipam: str = "headcni-ipam"  # or "host-local"
     strategy: str = ""
     service_cidrs: Sequence[str] = ()
@@ -95,7 +97,8 @@ class Options:
         if unknown:
             raise ConflistError(f"no such option of a conflist: {', '.join(sorted(unknown))}")
         options = {key: value for key, value in given.items() if value is not None}
-        for key in ("pod_cidrs", "service_cidrs", "cluster_cidrs", "capabilities"):
+        lists = ("pod_cidrs", "service_cidrs", "cluster_cidrs", "capabilities")
+        for key in (*lists, "anti_spoofing_exempt"):
             if isinstance(options.get(key), str):
                 options[key] = [item.strip() for item in options[key].split(",") if item.strip()]
         return cls(**options)
@@ -158,7 +161,10 @@ def _headcni_plugin(options: Options) -> dict[str, Any]:
         "headscale_url": options.headscale_url,
         "tailscale_socket": options.tailscale_socket,
         "magic_dns": dict(options.magic_dns),
+        "anti_spoofing_exempt": list(options.anti_spoofing_exempt),
     }
+    if not options.anti_spoofing:  # older releases refuse keys that they do not know
+        plugin["anti_spoofing"] = False
     plugin.update((key, value) for key, value in optional.items() if value)
     return plugin
 

@@ -30,6 +30,8 @@ CONFLIST: dict[str, dict[str, Any]] = {
     "mtu": {"type": "int", "default": 1280},
     "ip_masq": {"type": "bool", "default": True},
     "hairpin": {"type": "bool", "default": True},
+    "anti_spoofing": {"type": "bool", "default": True},
+    "anti_spoofing_exempt": _STRINGS,
     "ipam": {"choices": ["headcni-ipam", "host-local"], "default": "headcni-ipam"},
     "strategy": {"choices": ["sequential", "random", "dense-pack"]},
     "headscale_url": {},

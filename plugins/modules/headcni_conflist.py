@@ -81,6 +81,16 @@ options:
     description: Whether a pod reaches itself through its service.
     type: bool
     default: true
+  anti_spoofing:
+    description: Whether to drop what a pod sends under a foreign MAC or address.
+    type: bool
+    default: true
+  anti_spoofing_exempt:
+    description:
+      - Pods that may send under foreign addresses, such as routers, as patterns of
+        C(namespace/name), for example V(metallb-system/speaker-*).
+    type: list
+    elements: str
   ipam:
     description: Who gives addresses.
     type: str

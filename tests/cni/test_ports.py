@@ -96,7 +96,8 @@ def test_ports_come_and_go_without_the_table_being_made_anew(node, conf):
 
 def table_handle(node):
     listed = json.loads(node.netns.run("nft", "-j", "list", "tables").stdout)["nftables"]
-    (handle,) = [one["table"]["handle"] for one in listed if "table" in one]
+    tables = [one["table"] for one in listed if "table" in one]
+    (handle,) = [one["handle"] for one in tables if one["name"] == "headcni"]
     return handle
 
 

@@ -397,6 +397,16 @@ def test_a_pod_probes_for_its_own_addresses_and_uses_them(segment):
             assert any(GENUINE in frame for frame in heard())
 
 
+def test_a_pod_that_makes_its_link_local_address_from_a_secret_is_still_heard(node):
+    pod = node.pod()
+    pod.run("sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=3")
+    result = node.add(node.dual(), pod).ok
+    time.sleep(2.5)
+    (shown,) = pod.ip_json("addr show dev eth0")
+    mine = [one["local"] for one in shown["addr_info"] if one["scope"] == "link"]
+    assert mine == [link_local(result["interfaces"][-1]["mac"])]
+
+
 def test_a_network_can_do_without(node, datapath):
     segment = Segment(node, node.dual(datapath=datapath, ip_masq=False, anti_spoofing=False))
     warm(segment, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ exec chroot "$0" "$@"
 EMPTY = {
     "links": set(),
     "mapped": [],
+    "guarded": set(),
     "allocation": [],
     "attachment": [],
     "port": [],
@@ -35,9 +37,10 @@ EMPTY = {
 # What the daemon does to the nft table in two passes: whether each changed anything.
 REPAIR_FIREWALL = """
 import json, sys
-from headcni.datapath import firewall
+from headcni.datapath import firewall, guard
 from headcni.store import Store
 with Store.in_directory(sys.argv[1]) as store:
+    guard.repair(store)
     print(json.dumps([firewall.repair(store), firewall.repair(store)]))
 """
 _numbers = itertools.count()
@@ -382,4 +385,5 @@ class CniNode:
             for line in self.nft().splitlines()
             if " . " in line and ": " in line and not {"type", "dnat"} & set(line.split())
         ]
-        return {"links": veths, "mapped": mapped, **rows}
+        guarded = set(re.findall(r'"hc[0-9a-f]{11}"', self.nft()))
+        return {"links": veths, "mapped": mapped, "guarded": guarded, **rows}

@@ -248,8 +248,9 @@ def _undo(
             return
     _each(
         failures,
-        lambda: link.disconnect(node.kernel, name),
+        lambda: link.cut(node.kernel, name),
         lambda: _dismiss(name, known),
+        lambda: link.disconnect(node.kernel, name),
         lambda: _release(node, served, owner, call),
     )
     _raise(failures)

@@ -116,6 +116,15 @@ def test_the_bridge_variant_is_that_of_the_specification() -> None:
     }
 
 
+def test_anti_spoofing_is_only_spelt_out_where_it_differs_from_the_default() -> None:
+    plain = build(Options(["10.244.1.0/24"]))["plugins"][0]
+    assert not [key for key in plain if key.startswith("anti_spoofing")]
+    given = {"pod_cidrs": ["10.244.1.0/24"], "anti_spoofing": False}
+    off = build(Options.of({**given, "anti_spoofing_exempt": "a/*,b/c"}))["plugins"][0]
+    assert off["anti_spoofing"] is False
+    assert off["anti_spoofing_exempt"] == ["a/*", "b/c"]
+
+
 def test_a_capability_that_a_chained_plugin_takes_is_not_asked_for_twice() -> None:
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
     conf = build(Options(["10.244.1.0/24"], chained=[portmap]))

@@ -1,4 +1,4 @@
-"""Keeps packets of pods passing: our own nft table whole, and other firewalls told about pods.
+"""Keeps packets of pods passing: our own nft tables whole, and other firewalls told about pods.
 
 Runs when any nftables rule changes, and now and then: the older iptables tells nobody of changes.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Container
 from contextlib import suppress
 from typing import Callable, Optional
 
-from ..datapath import blocked, firewall
+from ..datapath import blocked, firewall, guard
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK
 from ..errors import CniError
@@ -29,6 +30,8 @@ STOP_SECONDS = 5.0
 RETRY_SECONDS = 60.0
 MOST_TRIES = 3  # a tailscaled that cannot write rules at all is left alone
 CHAIN = "ts-forward"
+_HEADER = struct.Struct("=IH")  # of a netlink message, as far as it is of interest
+_ONLY_ELEMENTS = (12, 14, 15)  # NFT_MSG_NEWSETELEM, _DELSETELEM and _NEWGEN
 NETFILTER_ON = 2
 MARKER = "/var/lib/headcni/netfilter-mode-is-switched"
 
@@ -142,6 +145,10 @@ class Firewalls:
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
+            repaired += [f"anti-spoofing: {line}" for line in guard.repair(self._store())]
+        except (CniError, OSError) as problem:  # pods do not need it to be reached
+            log.error("pods are not protected against spoofing", problem=problem)
+        try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired
             problems += [one.in_words() for one in found if one.problem]
@@ -178,8 +185,7 @@ class Firewalls:
                 with suppress(OSError):
                     self._doorstep.recv(64)
                 return
-            if ready:
-                _drain(changes)
+            if ready and _has_rules(changes):
                 due = min(due, max(time.monotonic() + QUIET_SECONDS, began + SHORTEST_PAUSE))
 
 
@@ -194,11 +200,18 @@ def _changes() -> socket.socket:
     return listener
 
 
-def _drain(changes: socket.socket) -> None:
+def _has_rules(changes: socket.socket) -> bool:
+    """Whether what has come is about more than elements of sets: every ADD and DEL changes those."""
+    found = False
     while True:
         try:
-            changes.recv(65536)
+            data, at = changes.recv(65536), 0
         except BlockingIOError:
-            return
+            return found
         except OSError:  # more than the socket holds: something has changed, which is all we ask
+            found = True
             continue
+        while at + _HEADER.size <= len(data):
+            length, kind = _HEADER.unpack_from(data, at)
+            found = found or kind & 0xFF not in _ONLY_ELEMENTS
+            at += max(length + 3 & ~3, 16)

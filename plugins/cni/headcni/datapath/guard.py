@@ -3,7 +3,7 @@
 One small nft table per family, with sets that are keyed by the host's end of the veth. The bridge
 datapath is checked in the family bridge, before the bridge learns or forwards anything; the routed
 one in inet and arp. So the check comes after a redirect through an ifb, which passes over netdev
-hooks (docs/decisions/0007). A link that is not in the set `guarded` is not checked: pods of
+hooks (docs/decisions/0012). A link that is not in the set `guarded` is not checked: pods of
 somebody else, and pods that are exempt, are never cut off.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import errno
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_interface
 from typing import Any, NamedTuple, Optional
 
@@ -21,7 +22,7 @@ from ..model import Address, NetworkConfig, Owner, PodRef
 from ..store import Attachment, Store
 from . import nft_messages as nft
 from .link import Cable, host_name
-from .netlink import NETLINK_NETFILTER, KernelError, Netlink, Request
+from .netlink import KernelError, Netlink, Request, netfilter
 
 TABLE = "headcni_guard"
 VERSION = 1  # of the table: raise it with every change to guard_rules.py
@@ -69,8 +70,8 @@ def applies(anti_spoofing: bool, exempt: Sequence[str], pod: PodRef) -> bool:
 
 
 def station_of(network: NetworkConfig, cable: Cable, pod: PodRef) -> Optional[Station]:
-    """None for a pod that is not checked."""
-    if not applies(network.anti_spoofing, network.anti_spoofing_exempt, pod):
+    """None for a pod that is not checked, such as one whose addresses we do not give."""
+    if not cable.addresses or not applies(network.anti_spoofing, network.anti_spoofing_exempt, pod):
         return None
     addresses = tuple(one.address for one in cable.addresses)
     return Station(cable.host, cable.pod_mac, addresses, network.datapath == "routed")
@@ -134,11 +135,24 @@ def _changing(change: Any, elements: Iterable[Element]) -> list[Request]:
     ]
 
 
+@contextmanager
+def _conversation() -> Iterator[Netlink]:
+    try:
+        with netfilter() as kernel:
+            yield kernel
+    except OSError as problem:
+        raise CniError(
+            KERNEL_LACKS,
+            "anti_spoofing is true, but this kernel has no nftables",
+            f"{problem}; load nf_tables, or set anti_spoofing to false",
+        ) from None
+
+
 def admit(store: Store, station: Station) -> None:
     """From now on the link may send as this station, and as nobody else. The link need not be there
     yet, so a pod is never without the check."""
     elements = _elements(station)
-    with Netlink(NETLINK_NETFILTER) as kernel:
+    with _conversation() as kernel:
         if nft.table_comment(kernel, station.families[0], TABLE) == COMMENT:
             try:
                 kernel.commit(_SUBSYSTEM, _adding(elements))
@@ -189,6 +203,17 @@ def _kernel_lacks(families: Sequence[int], problem: KernelError) -> CniError:
     )
 
 
+def _all_held(kernel: Netlink) -> set[Element]:
+    """Of every family; nothing on a kernel without nftables."""
+    try:
+        families = [one for one in nft.FAMILY_NAMES if nft.table_comment(kernel, one, TABLE)]
+    except KernelError as problem:
+        if problem.errno in (errno.EINVAL, *_LACKS):
+            return set()
+        raise
+    return {one for family in families for one in _held(kernel, family)}
+
+
 def _held(kernel: Netlink, family: int) -> set[Element]:
     """What the kernel has, of sets that are still made the same way."""
     return {
@@ -217,8 +242,8 @@ def _of_store(db: sqlite3.Connection) -> set[Element]:
 
 def dismiss(host: str, station: Optional[Station]) -> None:
     """Forget a link that is gone or down. Finding nothing is fine; without a station, whatever
-    stands under the link's name is looked for."""
-    with Netlink(NETLINK_NETFILTER) as kernel:
+    stands under the link's name is looked for. A kernel without nftables has nothing to forget."""
+    with _nothing_without_nftables(), _conversation() as kernel:
         if station is not None:
             try:
                 kernel.commit(_SUBSYSTEM, _deleting(_elements(station)))
@@ -226,21 +251,29 @@ def dismiss(host: str, station: Optional[Station]) -> None:
             except KernelError as problem:
                 if problem.errno != errno.ENOENT:
                     raise
-        left = [
-            one for family in nft.FAMILY_NAMES for one in _held(kernel, family) if one.host == host
-        ]
+        left = [one for one in _all_held(kernel) if one.host == host]
         if left:
             kernel.commit(_SUBSYSTEM, _deleting(left))
 
 
-def sweep(store: Store) -> list[str]:
-    """Forget links that are gone and that no pod of the store has; their names."""
-    with Netlink(NETLINK_NETFILTER) as kernel:
-        return _swept(store, kernel)
+def sweep(store: Store) -> None:
+    """Forget links that are gone and that no pod of the store has."""
+    with _nothing_without_nftables(), _conversation() as kernel:
+        _swept(store, kernel)
+
+
+@contextmanager
+def _nothing_without_nftables() -> Iterator[None]:
+    try:
+        yield
+    except CniError as problem:
+        if problem.code != KERNEL_LACKS:
+            raise
 
 
 def _swept(store: Store, kernel: Netlink) -> list[str]:
-    held = {one for family in nft.FAMILY_NAMES for one in _held(kernel, family)}
+    """Their names."""
+    held = _all_held(kernel)
     hosts = {one.host for one in held}
     # In this order: an ADD that is at work has its allocation before its elements.
     hosts -= store.read(_hosts_of_store)
@@ -262,14 +295,13 @@ def _hosts_of_store(db: sqlite3.Connection) -> set[str]:
 
 def repair(store: Store) -> list[str]:
     """Make the tables what the store says; what was not so."""
-    with Netlink(NETLINK_NETFILTER) as kernel:
+    with _conversation() as kernel:
         wanted = store.read(_of_store)
         said = []
         if any(_differs(kernel, family) for family in {one.family for one in wanted}):
             families = store.atomically(lambda db: _rebuild(kernel, db))
             said += [f"nft table {nft.FAMILY_NAMES[family]} {TABLE}" for family in families]
-        held = {one for family in nft.FAMILY_NAMES for one in _held(kernel, family)}
-        missing = store.read(_of_store) - held
+        missing = store.read(_of_store) - _all_held(kernel)
         if missing:
             ordered = sorted(missing, key=lambda one: one.set == "guarded")
             kernel.commit(_SUBSYSTEM, _adding(ordered))
@@ -296,7 +328,7 @@ def _differs(kernel: Netlink, family: int) -> str:
 def differences(station: Station) -> list[str]:
     """What is missing of a pod's protection."""
     found = []
-    with Netlink(NETLINK_NETFILTER) as kernel:
+    with _conversation() as kernel:
         for family in station.families:
             wrong = _differs(kernel, family)
             if wrong:

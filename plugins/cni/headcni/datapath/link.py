@@ -23,6 +23,7 @@ RTM_F_FIB_MATCH = 0x2000
 RTN_LOCAL = 2
 LONGEST_ALIAS = 255  # the kernel's IFALIASZ less its final NUL
 AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
+STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address without the MAC
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -263,6 +264,9 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
     netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/accept_ra", "0")
     if any(one.address.version == 6 for one in cable.addresses):
         netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/disable_ipv6", "0")
+    mode = f"net/ipv6/conf/{cable.pod}/addr_gen_mode"
+    if netns.read_sysctl(mode) in (STABLE_SECRET, RANDOM_SECRET):
+        netns.write_sysctl(mode, "0")  # anti-spoofing knows the address that the MAC makes
     index = inside.index(cable.pod)
     others = routes_of_others(inside, index)
     cable = replace(cable, routes=_allowed(cable, others), default_routes=())

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
 from ..errors import KERNEL, CniError
@@ -28,6 +29,7 @@ NLA_F_NESTED = 0x8000
 SIOCGIFINDEX = 0x8933
 RECEIVE_SECONDS = 10
 DUMP_TRIES = 10
+IDLE_KEPT = 16  # as many as calls that are at work at once
 
 _BATCH = 0x10, 0x11  # NFNL_MSG_BATCH_BEGIN and _END
 _HEADER = struct.Struct("=LHHLL")
@@ -235,6 +237,30 @@ class Netlink:
                 return
             yield kind, sequence, data[at + _HEADER.size : at + length]
             at += (length + 3) & ~3
+
+
+_idle: dict[tuple[int, int], list[Netlink]] = {}  # by the network namespace that they are in
+
+
+@contextmanager
+def netfilter() -> Iterator[Netlink]:
+    """A conversation with netfilter that is kept for the next one. To close its socket waits for
+    whatever nftables has deleted just now, by whomever: some 15 ms."""
+    here = os.stat("/proc/thread-self/ns/net")
+    kept = _idle.setdefault((here.st_dev, here.st_ino), [])
+    try:
+        kernel = kept.pop()
+    except IndexError:
+        kernel = Netlink(NETLINK_NETFILTER)
+    try:
+        yield kernel
+    except BaseException:
+        kernel.close()  # answers may still be under way
+        raise
+    if len(kept) < IDLE_KEPT:
+        kept.append(kernel)
+    else:
+        kernel.close()
 
 
 def _said(body: bytes) -> str:

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple, Optional
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
 from .netlink import (
-    NETLINK_NETFILTER,
     NLM_F_CREATE,
     KernelError,
-    Netlink,
     Request,
     attribute,
     attributes,
     nested,
+    netfilter,
     text,
 )
 
@@ -88,7 +87,7 @@ def _change(message: int, table: str, elements: Sequence[Element], verb: str) ->
             kind = NFNL_SUBSYS_NFTABLES << 8 | message
             flags = NLM_F_CREATE if message == NFT_MSG_NEWSETELEM else 0
             requests.append(Request(kind, flags, body, f"{verb} elements of {name}"))
-    with Netlink(NETLINK_NETFILTER) as kernel:
+    with netfilter() as kernel:
         kernel.commit(NFNL_SUBSYS_NFTABLES, requests)
 
 
@@ -210,7 +209,7 @@ def table_comment(name: str) -> Optional[str]:
     kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE
     body = _GENERAL + text(NFTA_TABLE_NAME, name)
     try:
-        with Netlink(NETLINK_NETFILTER) as kernel:
+        with netfilter() as kernel:
             answer = kernel.ask(Request(kind, 0, body, f"look at the nft table {name}"))
     except (KernelError, OSError) as problem:
         raise CniError(

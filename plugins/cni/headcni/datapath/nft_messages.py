@@ -34,6 +34,7 @@ _SUBSYSTEM = 10 << 8
 _NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE, _GETRULE = 0, 1, 2, 3, 6, 7
 _NEWSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 9, 12, 13, 14
 _ELEMENTS_AT_ONCE = 200  # in one message, whose attributes hold 64 KiB at the most
+_HOST_BYTE_ORDER = struct.pack("=BBI", 0, 4, 1)  # of a key, as nft's user data says it
 _COMMENT = 0  # the type of a comment in user data
 
 
@@ -72,9 +73,9 @@ def new_chain(family: int, table: str, name: str, priority: Optional[int] = None
 def new_set(
     family: int, table: str, name: str, number: int, key_type: int, key_length: int
 ) -> Request:
-    """`key_type` only tells nft how to show the elements."""
+    """`key_type` and the user data only tell nft how to show the elements."""
     body = text(1, table) + text(2, name) + _be32(3, 0) + _be32(4, key_type)
-    body += _be32(5, key_length) + _be32(10, number)
+    body += _be32(5, key_length) + _be32(10, number) + attribute(13, _HOST_BYTE_ORDER)
     what = f"create the set {name} of {_named(family, table)}"
     return _request(_NEWSET, family, NLM_F_CREATE, body, what)
 
