@@ -201,7 +201,7 @@ def _changes() -> socket.socket:
 
 
 def _has_rules(changes: socket.socket) -> bool:
-    """Whether what has come is about more than elements of sets: every ADD and DEL changes those."""
+    """Whether it is about more than elements of sets, which every ADD and DEL changes."""
     found = False
     while True:
         try:
