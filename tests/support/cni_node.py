@@ -121,10 +121,10 @@ class Namespace:
             finally:
                 server.kill()
 
-    def asks(self, address: str, port: int, protocol: str = "tcp") -> str:
+    def asks(self, address: str, port: int, protocol: str = "tcp", source_port: int = 0) -> str:
         """The address that a server saw us come from; "" if it did not answer."""
         return self.run(
-            sys.executable, ECHO, "ask", protocol, address, port, check=False
+            sys.executable, ECHO, "ask", protocol, address, port, source_port, check=False
         ).stdout.strip()
 
     @contextmanager

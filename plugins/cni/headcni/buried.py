@@ -7,10 +7,13 @@ ends all that it did, leaves a tombstone in the store and answers; the daemon de
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from . import unrecorded
 from .datapath import link
 from .datapath.netlink import Netlink
 from .ipam.allocate import Ipam
+from .model import Lease
 from .store import Store
 
 
@@ -23,10 +26,20 @@ def finish(store: Store, kernel: Netlink) -> int:
     """
     unrecorded.settle(store)
     tombstones = {link.host_name(one.owner): one for one in store.tombstones()}
+    ipam = Ipam(store)
     try:
         link.delete(kernel, {name: one.link for name, one in tombstones.items()})
     finally:  # what is gone is gone, whatever has become of the others
-        Ipam(store).release_buried(
-            one for name, one in tombstones.items() if kernel.index(name) != one.link
-        )
+        gone = [one for name, one in tombstones.items() if kernel.index(name) != one.link]
+        forget_connections(filter(None, (ipam.lease(one.owner) for one in gone)))
+        ipam.release_buried(gone)
     return len(tombstones)
+
+
+def forget_connections(leases: Iterable[Lease]) -> None:
+    """Before the addresses go to other pods, which must not be sent what these were sent."""
+    addresses = [one.address for lease in leases for one in lease.addresses]
+    if addresses:
+        from .datapath import conntrack
+
+        conntrack.forget_addresses(addresses)

@@ -391,7 +391,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             _undo(node, network, owner, call.for_owner(owner, netns_path), known_as)
         except CniError as problem:
             failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
-    node.ipam.collect(name, valid)
+    buried.forget_connections(node.ipam.collect(name, valid))
     firewall.forget_unused(node.store)
     in_use = {link.host_name(Owner(name, *pair)) for pair in valid}
     for host in link.links_without_owner(name):
@@ -636,7 +636,10 @@ def _as_added(network: NetworkConfig, known: Optional[Attachment], call: Call) -
 
 
 def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> None:
-    node.ipam.release(owner)
+    lease = node.ipam.lease(owner)
+    if lease is not None:
+        buried.forget_connections([lease])
+        node.ipam.release(owner)
     if _other_ipam(network):
         chain.ipam_del(network, call.env)
 

@@ -174,8 +174,8 @@ def ensure(store: Store, name: str, ranges: Mapping[str, Sequence[str]]) -> None
     if not ranges:
         return
     need = name, json.dumps(ranges, sort_keys=True)
-    needs = store.read(_needs)
-    if _is_met(needs, need) and nft.table_comment(TABLE) == _digest(needs):
+    needs, comment = store.read(_needs), nft.table_comment(TABLE)
+    if _is_met(needs, need) and comment == _digest(needs):
         return
 
     def work(db: sqlite3.Connection) -> None:
@@ -185,6 +185,8 @@ def ensure(store: Store, name: str, ranges: Mapping[str, Sequence[str]]) -> None
         _replace(db)
 
     store.atomically(work)
+    if comment is None:  # clients may have come while the table was missing
+        _forget_connections(store.read(_all_ports))
 
 
 def _add_need(db: sqlite3.Connection, need: tuple[str, str]) -> None:
@@ -254,6 +256,28 @@ def publish(store: Store, owner: Owner, pod: PodRef, ports: Sequence[Port]) -> N
             _replace(db)  # an element of a call that was killed stood in the way
 
     store.atomically(work)
+    _forget_connections(ports)
+
+
+def _forget_connections(ports: Iterable[Port]) -> None:
+    """Have clients led anew: those of TCP are by themselves, so most pods cost nothing."""
+    lasting = [port for port in ports if port.protocol != "tcp"]
+    if not lasting:
+        return
+    from . import conntrack  # rarely needed
+
+    conntrack.forget_ports(
+        [
+            conntrack.HostPort(
+                _PROTOCOLS[port.protocol],
+                ip_address(port.host_ip) if port.host_ip else None,
+                port.host_port,
+                ip_address(port.pod_ip),
+                port.pod_port,
+            )
+            for port in lasting
+        ]
+    )
 
 
 def _claim(db: sqlite3.Connection, owner: Owner, pod: PodRef, port: Port) -> None:
@@ -296,7 +320,9 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
             _replace(db) if len(ports) > 64 else _remove(db, ports)
         return ports
 
-    return store.atomically(work)
+    withdrawn = store.atomically(work)
+    _forget_connections(withdrawn)
+    return withdrawn
 
 
 def withdraw_from_kernel(addresses: Container[Address]) -> None:
@@ -395,7 +421,10 @@ def repair(store: Store) -> bool:
         _replace(db)
         return True
 
-    return store.read(differs) and store.atomically(work)
+    repaired = store.read(differs) and store.atomically(work)
+    if repaired:  # clients may have come while the rules were missing
+        _forget_connections(store.read(_all_ports))
+    return repaired
 
 
 def is_whole(store: Store) -> bool:
@@ -407,8 +436,7 @@ def is_whole(store: Store) -> bool:
 def _is_whole(db: sqlite3.Connection) -> bool:
     if nft.table_comment(TABLE) != _comment(db):
         return False
-    rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
-    elements = {(name, key): value for row in rows for name, key, value in Port(*row).elements}
+    elements = {(name, key): value for port in _all_ports(db) for name, key, value in port.elements}
     wanted = nft.Contents(_rules(), _ranges(_needs(db)), elements)
     return nft.contents(TABLE) == wanted
 
@@ -441,6 +469,11 @@ def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...
         key,
     )
     return tuple(Port(*row) for row in rows)
+
+
+def _all_ports(db: sqlite3.Connection) -> list[Port]:
+    rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
+    return [Port(*row) for row in rows]
 
 
 def _comment(db: sqlite3.Connection) -> str:
@@ -492,9 +525,8 @@ def _ranges(needs: _Needs) -> dict[str, tuple[str, ...]]:
 
 def _maps(db: sqlite3.Connection) -> Iterator[str]:
     elements: dict[str, list[str]] = {}
-    rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
-    for row in rows:
-        for name, key, value in Port(*row).elements:
+    for port in _all_ports(db):
+        for name, key, value in port.elements:
             elements.setdefault(name, []).append(f"{key} : {value}")
     for family, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
         for name, at in ((f"ports{family}", ""), (f"ports_at{family}", f"{kind} . ")):
