@@ -223,9 +223,19 @@ def try_out(path: str, version: str, python: str = PYTHON) -> None:
             asked = [python, "-IS", os.path.join(path, "bin", "headcni-daemon"), "--version"]
             done = _run(asked, 60, env=env)
             if done.returncode == 0 and done.stdout.strip() == version:
+                _try_firewall(asked[:-1], env)
                 return
     said = _last_line(done.stderr) or _last_line(done.stdout) or f"exit code {done.returncode}"
     raise ReleaseError(f"the release does not run on this node: {asked[2]}: {said}")
+
+
+def _try_firewall(daemon: Sequence[str], env: Mapping[str, str]) -> None:
+    """Whether this node takes the release's nft rules; they are written where nothing stays."""
+    done = _run([*daemon, "--check-firewall"], 60, env=dict(env))
+    older = done.returncode == 2 and "unrecognized arguments" in done.stderr
+    if done.returncode != 0 and not older:
+        said = _last_line(done.stdout) or _last_line(done.stderr)
+        raise ReleaseError(f"pods of the release could not be networked on this node: {said}")
 
 
 def switch(release: Release, root: str = ROOT) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cni_node import EMPTY, mapped
+from cni_node import EMPTY, mapped, sh
 
 from lab import image
 
@@ -33,3 +33,47 @@ def test_a_pod_is_added_checked_and_deleted(old_node, datapath):
     node.check(conf, pod, result).succeeds()
     node.delete(conf, pod).succeeds()
     assert node.leftovers() == EMPTY
+
+
+# Runs the rest with this library hidden, as on a node that does not have it.
+WITHOUT = """\
+for library in $(ldconfig -p | sed -n 's,.*libnftables.so.1 .*=> ,,p'); do
+    mount --bind /dev/null "$library"
+done
+exec "$@"
+"""
+
+
+@pytest.fixture
+def without_libnftables(node, monkeypatch):
+    *inside, python, isolated, _unused = node.command()
+    hidden = [*inside, "unshare", "--mount", "sh", "-ec", WITHOUT, "sh", python, isolated]
+    monkeypatch.setattr(node, "command", lambda plugin="headcni": [*hidden, node.plugins / plugin])
+    return node
+
+
+def check_firewall(node):
+    """What the release says when it is tried out on a node."""
+    daemon = (node.plugins / "headcni").resolve().with_name("headcni-daemon")
+    command = [*node.command()[:-1], daemon, "--check-firewall"]
+    done = sh(*command, check=False)
+    return done.returncode, done.stdout.strip()
+
+
+def test_a_release_finds_out_that_the_node_takes_its_rules(old_node):
+    assert check_firewall(old_node) == (0, "this node takes the nft rules")
+    assert "headcni" not in old_node.nft()
+    old_node.call("STATUS", old_node.conf()).succeeds()
+    assert "headcni" not in old_node.nft()
+
+
+def test_a_node_that_does_not_take_the_rules_is_not_ready(without_libnftables):
+    node = without_libnftables
+    code, said = check_firewall(node)
+    assert code == 1
+    assert "this node's nftables refuses the rules that pods need" in said
+    assert "install the package nftables" in said
+    error = node.call("STATUS", node.conf()).error
+    assert error["code"] == 50
+    assert "install the package nftables" in error["details"]
+    node.call("STATUS", node.conf(ipMasq=False)).succeeds()

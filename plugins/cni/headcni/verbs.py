@@ -425,8 +425,8 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
             _own_dns(network)
         except CniError as unreadable:
             raise CniError(NOT_AVAILABLE, unreadable.msg, unreadable.details) from unreadable
-    if network.ip_masq:
-        firewall.is_current(node.store)  # raises if the kernel has no nftables
+    if network.ip_masq and not firewall.is_current(node.store):
+        firewall.try_out()  # no pod has tried yet
     mesh = MESH_LINKS[network.mode]
     if {"headscale_url", "tailscale_socket"} & set(network.raw) and not node.kernel.index(mesh):
         raise CniError(

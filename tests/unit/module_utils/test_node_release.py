@@ -21,6 +21,20 @@ from ansible_collections.headcni.mesh.plugins.module_utils.node_release import (
 
 PLUGIN = 'print(\'{"supportedVersions": ["1.0.0"]}\')\n'
 TAG = sys.implementation.cache_tag
+# A daemon whose rules the node does not take.
+REFUSED = """
+import sys
+refused = "--check-firewall" in sys.argv
+print("rules refused" if refused else "1.0.0")
+sys.exit(refused)
+"""
+# A daemon of a release that knows nothing of it.
+OLDER = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--version", action="version", version="1.0.0")
+parser.parse_args()
+"""
 
 
 class Tarball:
@@ -85,6 +99,10 @@ def test_a_release_is_unpacked_compiled_and_named_after_its_version(root, tmp_pa
         ({"bin/headcni": "raise SystemExit('broken')"}, "does not run on this node"),
         ({"bin/headcni": "print('{}')"}, "does not run on this node"),
         ({"bin/headcni-daemon": "print('0.9')"}, "does not run on this node"),
+        (
+            {"bin/headcni-daemon": REFUSED},
+            "pods of the release could not be networked on this node: rules refused",
+        ),
         ({"headcni/shim.py": "def"}, "does not compile"),
         ({"VERSION": "2.0.0\n"}, "version: the tarball holds 2.0.0, expected 1.0.0"),
         ({"../../outside": ""}, "not a release of ours"),
@@ -95,6 +113,11 @@ def test_a_release_that_is_not_good_leaves_nothing_behind(root, tmp_path, change
         Tarball(tmp_path / "t.tar.gz", **changes).install(root)
     assert os.listdir(root / "releases") == []
     assert not (tmp_path / "outside").exists()
+
+
+def test_a_release_that_cannot_try_its_rules_is_installed_all_the_same(root, tmp_path):
+    Tarball(tmp_path / "t.tar.gz", **{"bin/headcni-daemon": OLDER}).install(root)
+    assert len(os.listdir(root / "releases")) == 1
 
 
 def test_a_wrong_checksum_is_told_with_both(root, tmp_path):

@@ -21,6 +21,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
+from ..datapath import firewall
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
@@ -174,6 +175,8 @@ class Daemon:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._sweep_at = 0.0
+        self._nft_trouble = "the nft rules have not been tried on this node yet"
+        self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
         self._udp_port = 0
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
 
@@ -409,6 +412,7 @@ class Daemon:
         """The parts that no event wakes: the mesh namespace and, once there is a way to the mesh,
         the start of the route manager."""
         while not self._stopping.is_set():
+            self._nft_trouble = _trouble(firewall.try_out)
             self._pass("namespace", self._ensure_namespace)
             if self.routes is None:
                 self._pass("routes", self._start_routes)
@@ -638,12 +642,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--config", default=configuration.PATH, help="(%(default)s)")
     parser.add_argument("--check-config", action="store_true", help="say what is wrong, and stop")
     parser.add_argument("--json", action="store_true", help="with --check-config: as JSON")
+    parser.add_argument(
+        "--check-firewall", action="store_true", help="try the nft rules on this node, and stop"
+    )
     parser.add_argument("--version", action="version", version=__version__)
     args = parser.parse_args(arguments)
     if args.check_config:
         code, said = configuration.check(args.config, args.json)
         print(said)
         return code
+    if args.check_firewall:
+        said = _trouble(firewall.try_out)
+        print(said or "this node takes the nft rules")
+        return 1 if said else 0
     return run(args.config)
 
 

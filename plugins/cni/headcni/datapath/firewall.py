@@ -19,10 +19,10 @@ from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Tuple
 
-from ..errors import PORT_TAKEN, CniError
+from ..errors import KERNEL_LACKS, PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
 from ..store import Store, attachment_states
-from . import nft
+from . import netns, nft
 from .netlink import KernelError
 
 TABLE = "headcni"
@@ -81,6 +81,7 @@ _CHAINS = f"""
 """
 
 
+_SAMPLE_RANGES = ["192.0.2.0/24", "2001:db8::/64"]
 # Owners with an address that are neither attached nor deleted.
 _BEING_ADDED = """
     SELECT DISTINCT network FROM allocation WHERE NOT EXISTS (
@@ -436,9 +437,13 @@ def is_whole(store: Store) -> bool:
 def _is_whole(db: sqlite3.Connection) -> bool:
     if nft.table_comment(TABLE) != _comment(db):
         return False
-    elements = {(name, key): value for port in _all_ports(db) for name, key, value in port.elements}
-    wanted = nft.Contents(_rules(), _ranges(_needs(db)), elements)
-    return nft.contents(TABLE) == wanted
+    return nft.contents(TABLE) == _contents(_needs(db), _all_ports(db))
+
+
+def _contents(needs: _Needs, ports: Iterable[Port]) -> nft.Contents:
+    """What the table should hold."""
+    elements = {(name, key): value for port in ports for name, key, value in port.elements}
+    return nft.Contents(_rules(), _ranges(needs), elements)
 
 
 @lru_cache(maxsize=1)
@@ -523,9 +528,9 @@ def _ranges(needs: _Needs) -> dict[str, tuple[str, ...]]:
     return {name: nft.ranges(members) for name, members in _members(needs).items()}
 
 
-def _maps(db: sqlite3.Connection) -> Iterator[str]:
+def _maps(ports: Iterable[Port]) -> Iterator[str]:
     elements: dict[str, list[str]] = {}
-    for port in _all_ports(db):
+    for port in ports:
         for name, key, value in port.elements:
             elements.setdefault(name, []).append(f"{key} : {value}")
     for family, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
@@ -538,8 +543,50 @@ def _maps(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _replace(db: sqlite3.Connection) -> None:
-    nft.run(
+    nft.run(_ruleset(_needs(db), _all_ports(db)))
+
+
+def _ruleset(needs: _Needs, ports: Iterable[Port]) -> str:
+    return (
         f"table inet {TABLE}\ndelete table inet {TABLE}\n"
-        f'table inet {TABLE} {{ comment "{_comment(db)}"\n'
-        f"{''.join(_sets(_needs(db)))}{''.join(_maps(db))}{_CHAINS}}}\n"
+        f'table inet {TABLE} {{ comment "{_digest(needs)}"\n'
+        f"{''.join(_sets(needs))}{''.join(_maps(ports))}{_CHAINS}}}\n"
     )
+
+
+@lru_cache(maxsize=1)
+def try_out() -> None:
+    """Whether this node takes the complete ruleset, with something in every set and map, and lists
+    it as it was written: in a network namespace of its own, so that nothing of it stays. Success
+    is remembered; otherwise a CniError says what was refused."""
+    ranges = json.dumps(dict.fromkeys(("pods", "masqueraded", "cluster"), _SAMPLE_RANGES))
+    needs = (("sample", ranges),)
+    ports = [
+        Port(family, protocol, host_ip, 8080, pod_ip, 80)
+        for family, own, pod_ip in (
+            (4, "192.0.2.1", "192.0.2.2"),
+            (6, "2001:db8::1", "2001:db8::2"),
+        )
+        for protocol in _PROTOCOLS
+        for host_ip in ("", own)
+    ]
+
+    def write() -> bool:
+        nft.run_here(_ruleset(needs, ports))
+        listed = nft.contents_here(TABLE)
+        return listed == _contents(needs, ports) and nft.table_comment(TABLE) == _digest(needs)
+
+    try:
+        same = netns.apart(write)
+    except (CniError, OSError) as problem:
+        raise CniError(
+            KERNEL_LACKS,
+            "this node's nftables refuses the rules that pods need",
+            f"{problem}; expected libnftables 0.9.8 or newer and Linux 5.10 or newer",
+        ) from problem
+    if not same:
+        raise CniError(
+            KERNEL_LACKS,
+            "this node's nftables lists other rules than were written",
+            "expected libnftables 0.9.8 or newer and Linux 5.10 or newer",
+        )

@@ -6,9 +6,11 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Optional
+from typing import Callable, Optional, TypeVar
 
 from ..errors import NETNS_GONE, CniError
+
+T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
@@ -26,6 +28,22 @@ def _setns(fd: int) -> None:
 def set_parent_death_signal(number: int) -> None:
     """The calling process gets the signal when the thread that started it ends."""
     _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def apart(work: Callable[[], T]) -> T:
+    """Do the work in a network namespace of its own, which ends with it. It has a thread of its
+    own, since a thread that has left the node's namespace is of no further use."""
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and rarely needed
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_unshared, work).result()
+
+
+def _unshared(work: Callable[[], T]) -> T:
+    if _libc.unshare(CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "a new network namespace")
+    return work()
 
 
 @contextmanager

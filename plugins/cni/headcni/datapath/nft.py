@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address, ip_network
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
 from .netlink import (
@@ -112,8 +112,6 @@ NOTHING = Contents((), {}, {})
 
 def contents(table: str) -> Contents:
     """Of an inet table; nothing if there is none."""
-    import json
-
     with _lock:
         library, context = _open()
         library.nft_ctx_output_set_flags(context, OUTPUT_JSON | OUTPUT_NUMERIC_PROTO)
@@ -122,6 +120,17 @@ def contents(table: str) -> Contents:
             listed = library.nft_ctx_get_output_buffer(context) if found == 0 else b"{}"
         finally:
             library.nft_ctx_output_set_flags(context, 0)
+    return _contents(listed)
+
+
+def contents_here(table: str) -> Contents:
+    """The same, in the network namespace that the calling thread is in."""
+    return _contents(run_here(f"list table inet {table}", as_json=True))
+
+
+def _contents(listed: Union[str, bytes]) -> Contents:
+    import json
+
     rules, sets, elements = [], {}, {}
     for item in json.loads(listed).get("nftables", ()):
         for kind, held in item.items():
@@ -233,7 +242,7 @@ def run_here(commands: str, as_json: bool = False) -> str:
         context = _new_context(library)
         try:
             if as_json:
-                library.nft_ctx_output_set_flags(context, OUTPUT_JSON)
+                library.nft_ctx_output_set_flags(context, OUTPUT_JSON | OUTPUT_NUMERIC_PROTO)
             if library.nft_run_cmd_from_buffer(context, commands.encode()) != 0:
                 said = library.nft_ctx_get_error_buffer(context).decode(errors="replace")
                 raise CniError(KERNEL, "nftables refused a change", " ".join(said.split())[:500])
