@@ -184,6 +184,8 @@ def test_tailscaleds_port_leads_into_the_namespace_from_outside_and_from_the_nod
         "inside: ip link set eth0 name other0",
         "inside: ip rule del priority 5191",
         "inside: nft flush table inet headcni_mesh",
+        "host: nft flush chain inet headcni_mesh output; add rule inet headcni_mesh output accept;"
+        " add rule inet headcni_mesh output accept",
         "inside: sysctl -q net.ipv6.conf.all.forwarding=0",
         "inside: ip link set lo down",
     ],

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -620,21 +619,24 @@ def _rules_of(kernel: Any) -> list[Rule]:
 
 
 def _see_table(see: _See, where: str, chains: Mapping[str, Sequence[str]]) -> None:
-    """Replaced whole, in one transaction, if its digest or the number of its rules is not right."""
-    body = "".join(
-        "\n".join([f"chain {name} {{", *lines, "}", ""]) for name, lines in chains.items()
-    )
+    """Replaced whole, in one transaction, if its digest or its rules are not right. Each rule has a
+    comment, by which another one in its place is noticed."""
+    body, expected = "", []
+    for name, (hook, *rules) in chains.items():
+        lines = [f'{rule} comment "rule {at}"' for at, rule in enumerate(rules, 1)]
+        expected += [(name, f"rule {at}") for at in range(1, len(rules) + 1)]
+        body += "\n".join([f"chain {name} {{", hook, *lines, "}", ""])
     comment = f"headcni {hashlib.sha256(body.encode()).hexdigest()[:24]}"
-    expected = sum(len(lines) - 1 for lines in chains.values())  # less the line of the hook
     have = nft.table_comment(TABLE)
     if have is None:
         what = "missing"
     elif have != comment:
         what = "not what this release and configuration would write"
     else:
-        listed = json.loads(nft.run_here(f"list table inet {TABLE}", as_json=True))
-        rules = sum("rule" in item for item in listed["nftables"])
-        what = "" if rules == expected else f"{rules} rules, expected {expected}"
+        have_rules = nft.contents_here(TABLE).rules
+        missing = sum(rule not in have_rules for rule in expected)
+        changed = f"lacks {missing} of its rules" if missing else "its rules were changed"
+        what = "" if have_rules == tuple(expected) else changed
     see(
         not what,
         f"{where}nft table inet {TABLE}: {what}",
