@@ -91,6 +91,17 @@ def test_nothing_passes_and_nothing_is_known_of_the_pod_once_del_has_answered(no
     assert pod.links() == {"lo"}
 
 
+def test_the_ifb_of_an_egress_limit_goes_with_the_link(node, held):
+    rates = {"egressRate": 4_000_000, "egressBurst": 400_000}
+    limits = {"capabilities": {"bandwidth": True}, "runtimeConfig": {"bandwidth": rates}}
+    pod, conf = node.pod(), node.conf(**limits)
+    node.add(conf, pod).succeeds()
+    assert len(node.leftovers()["links"]) == 2
+    node.delete(conf, pod).succeeds()
+    held.release()
+    assert node.is_empty()
+
+
 def test_an_address_is_not_given_out_before_the_link_is_gone(node, held):
     conf = pool(node, "10.55.1.19")
     _, result = added_and_deleted(node, conf)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyroute2 import IPRoute
 
 from . import repair, result
-from .datapath import firewall, guard, netns
-from .datapath.rtnl import IFF_PROMISC, IFF_UP, RT_TABLE_MAIN
+from .datapath import firewall, guard, link, netns
+from .datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, RT_TABLE_MAIN
 from .errors import UNKNOWN_CONTAINER, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import NetworkConfig, Owner, Route
@@ -91,6 +91,8 @@ def _host(network: NetworkConfig, known: Attachment) -> Iterator[str]:
             return
         yield from _link_differences("host side", end, known.host_ifname, network.mtu)
         yield from _bucket(kernel, end["index"], network.bandwidth.ingress_rate, "ingress")
+        if _has_limiter(known):
+            yield from _limiter(kernel, end["index"], known, network.bandwidth.egress_rate)
         if routed:
             have = _routes(kernel, end["index"])
             for ip in known.result.get("ips", ()):
@@ -136,7 +138,8 @@ def _pod(kernel: Any, network: NetworkConfig, known: Attachment) -> Iterator[str
             via = f" via {route['gw']}" if "gw" in route else ""
             within = f" in table {table}" if table != RT_TABLE_MAIN else ""
             yield f"pod: no route {route['dst']}{via}{within}"
-    yield from _bucket(kernel, end["index"], network.bandwidth.egress_rate, "egress")
+    if not _has_limiter(known):  # an earlier release limited it here
+        yield from _bucket(kernel, end["index"], network.bandwidth.egress_rate, "egress")
 
 
 def _link_differences(side: str, link_: Any, name: str, mtu: int) -> Iterator[str]:
@@ -144,6 +147,24 @@ def _link_differences(side: str, link_: Any, name: str, mtu: int) -> Iterator[st
         yield f"{side}: {name} is down"
     if link_.get("IFLA_MTU") != mtu:
         yield f"{side}: {name} has MTU {link_.get('IFLA_MTU')}, expected {mtu}"
+
+
+def _has_limiter(known: Attachment) -> bool:
+    wanted = link.limiter_of(known.host_ifname)
+    return any(one.get("name") == wanted for one in known.result.get("interfaces", ()))
+
+
+def _limiter(kernel: Any, host: int, known: Attachment, rate: int) -> Iterator[str]:
+    name = link.limiter_of(known.host_ifname)
+    ifb = _named(kernel, name)
+    if ifb is None:
+        yield f"egress: {name} is missing, which limits it to {rate} bit/s"
+        return
+    if not ifb["flags"] & IFF_UP:
+        yield f"egress: {name} is down"
+    yield from _bucket(kernel, ifb["index"], rate, "egress")
+    if not kernel.get_filters(index=host, parent=INGRESS_HANDLE):
+        yield f"egress: nothing leads what the pod sends to {name}"
 
 
 def _bucket(kernel: Any, index: int, rate: int, direction: str) -> Iterator[str]:

@@ -136,6 +136,10 @@ def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment
         return
     if not end.up:
         yield f"host side: {name} is down"
+    limiter = link.limiter_of(name)
+    recorded = (one.get("name") for one in attachment.result.get("interfaces", ()))
+    if limiter in recorded and limiter not in host.links:
+        yield f"egress: {limiter} is missing"
     if network.datapath == "routed":
         for one in _leased(attachment):
             if _route_of(node.kernel, one.address) != end.number:

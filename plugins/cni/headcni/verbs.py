@@ -660,6 +660,8 @@ def _result(
     interfaces: list[dict[str, Any]] = []
     if network.datapath != "routed":
         interfaces.append({"name": network.bridge})
+    if network.bandwidth.egress_rate:
+        interfaces.append({"name": link.limiter_of(cable.host)})
     interfaces.append({"name": cable.host, "mac": cable.host_mac, "mtu": network.mtu})
     interfaces.append(
         {"name": cable.pod, "mac": cable.pod_mac, "mtu": network.mtu, "sandbox": sandbox}

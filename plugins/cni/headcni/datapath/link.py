@@ -22,9 +22,11 @@ SYSFS = "/sys/class/net"
 RTM_F_FIB_MATCH = 0x2000
 RTN_LOCAL = 2
 LONGEST_ALIAS = 255  # the kernel's IFALIASZ less its final NUL
+LIMITER = "hci"
 AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
 STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address without the MAC
 _ROUTE = struct.Struct("=BBBBBBBBI")
+_OF_LIMITS = (rtnl.RTM_NEWQDISC, rtnl.RTM_NEWTFILTER, rtnl.RTM_NEWLINK)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
@@ -49,6 +51,11 @@ class Cable:
 def host_name(owner: Owner) -> str:
     """The host's end, named after its owner: a DEL that knows nothing else still finds it."""
     return f"hc{_digest(owner)[:11]}"
+
+
+def limiter_of(host: str) -> str:
+    """The ifb that limits what the pod behind this link sends."""
+    return f"{LIMITER}{host[2:]}"
 
 
 def alias_of(owner: Owner) -> str:
@@ -82,10 +89,12 @@ def links_without_owner(network: str) -> list[str]:
 
 
 def _aliases() -> Iterator[tuple[str, list[str]]]:
+    """An ifb counts as the link that it is for: it may have outlived it."""
     for name in os.listdir(SYSFS):
         if name.startswith("hc"):
             with suppress(OSError), open(f"{SYSFS}/{name}/ifalias", encoding="utf-8") as file:
-                yield name, file.read().split()
+                host = f"hc{name[len(LIMITER) :]}" if name.startswith(LIMITER) else name
+                yield host, file.read().split()
 
 
 def _digest(owner: Owner) -> str:
@@ -153,8 +162,7 @@ def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: in
     """Make it so, and return it with the routes that the pod has got. On failure nothing of the
     pair is left; the bridge stays, others use it."""
     prepare_host(kernel, network, cable)
-    if kernel.index(cable.host):
-        kernel.do([rtnl.delete_link(cable.host)])  # an ADD that was killed left it
+    disconnect(kernel, cable.host)  # an ADD that was killed may have left it
     bridge = 0 if network.datapath == "routed" else kernel.index(network.bridge)
     try:
         kernel.do(_pair(network, cable, pod_netns, bridge))
@@ -172,13 +180,16 @@ def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: in
         with netns.entered(pod_netns), Netlink() as inside:
             return finish_pod(inside, network, cable)
     except BaseException:
-        kernel.do([rtnl.delete_link(cable.host)])
+        disconnect(kernel, cable.host)
         raise
 
 
 def disconnect(kernel: Netlink, host: str) -> None:
-    """Delete the host's end; the pod's end, its routes and its qdiscs go with it."""
-    if kernel.index(host):
+    """Delete the host's end and its ifb; the pod's end, its routes and its qdiscs go with it."""
+    index, limiter = kernel.index(host), kernel.index(limiter_of(host))
+    if limiter:
+        kernel.do(rtnl.delete_links(filter(None, (index, limiter))))
+    elif index:
         kernel.do([rtnl.delete_link(host)])
 
 
@@ -192,8 +203,14 @@ def cut(kernel: Netlink, host: str) -> int:
 
 
 def delete(kernel: Netlink, links: Mapping[str, int]) -> None:
-    """Delete links by name and index: those that have both."""
-    there = [index for name, index in links.items() if kernel.index(name) == index]
+    """Delete links by name and index, those that have both, and the ifbs of links that are gone."""
+    there = []
+    for name, index in links.items():
+        found, limiter = kernel.index(name), kernel.index(limiter_of(name))
+        if found == index:
+            there.append(index)
+        if limiter and found in (0, index):
+            there.append(limiter)
     for start in range(0, len(there), AT_ONCE):
         kernel.do(rtnl.delete_links(there[start : start + AT_ONCE]))
 
@@ -246,7 +263,7 @@ def _pair(network: NetworkConfig, cable: Cable, pod_netns: int, bridge: int) -> 
 
 def finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
     requests: list[Request] = []
-    shaped = bool(network.bandwidth.ingress_rate)
+    shaped = bool(network.bandwidth.ingress_rate or network.bandwidth.egress_rate)
     index = kernel.index(cable.host) if shaped or network.datapath == "routed" else 0
     if network.datapath == "routed":
         netns.write_sysctl(f"net/ipv6/conf/{cable.host}/accept_ra", "0")
@@ -257,6 +274,16 @@ def finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
             requests.append(rtnl.new_route(ip_network(one.address), index, source=gateway))
     requests += rtnl.shaping(network.bandwidth, index, "ingress")
     _do(kernel, requests)
+    if network.bandwidth.egress_rate:
+        _limit_egress(kernel, network, cable, index)
+
+
+def _limit_egress(kernel: Netlink, network: NetworkConfig, cable: Cable, index: int) -> None:
+    name = limiter_of(cable.host)
+    _do(kernel, rtnl.new_ifb(name, cable.alias))
+    limiter = kernel.index(name)
+    bucket = rtnl.shaping(network.bandwidth, limiter, "egress")
+    _do(kernel, [*bucket, *rtnl.redirect(index, limiter)])
 
 
 def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
@@ -291,7 +318,6 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
         )
         for route in cable.routes
     ]
-    requests += rtnl.shaping(network.bandwidth, index, "egress")
     _do(inside, requests)
     return cable
 
@@ -346,11 +372,12 @@ def _do(kernel: Netlink, requests: list[Request]) -> None:
     try:
         kernel.do(requests)
     except KernelError as problem:
-        if problem.request.type == rtnl.RTM_NEWQDISC and problem.errno == errno.ENOENT:
+        if problem.errno in (errno.ENOENT, errno.EOPNOTSUPP) and problem.request.type in _OF_LIMITS:
             raise CniError(
                 KERNEL_LACKS,
-                "the pod's bandwidth is to be limited, but this kernel has no tbf",
-                "load sch_tbf (modprobe sch_tbf), or take the bandwidth annotation off the pod",
+                "the pod's bandwidth is to be limited, but this kernel cannot do it",
+                f"{problem}; modprobe sch_tbf ifb sch_ingress cls_u32 act_mirred, or take the "
+                "bandwidth annotation off the pod",
             ) from None
         raise
 

@@ -24,6 +24,7 @@ from .netlink import (
 
 RTM_NEWLINK, RTM_DELLINK = 16, 17
 RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWQDISC = 20, 24, 26, 36
+RTM_DELQDISC, RTM_NEWTFILTER = 37, 44
 
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_LINKINFO = 1, 3, 4, 10, 18
 IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
@@ -57,7 +58,12 @@ DEAD_LINKS = 0x48434E49  # a group for links to delete; only they are ever put i
 TCA_KIND, TCA_OPTIONS = 1, 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_H_ROOT = 0xFFFFFFFF
+TC_H_INGRESS, INGRESS_HANDLE = 0xFFFFFFF1, 0xFFFF0000
 TC_LINKLAYER_ETHERNET = 1
+TCA_U32_SEL, TCA_U32_ACT, TC_U32_TERMINAL = 5, 7, 1
+TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_MIRRED_PARMS = 1, 2, 2
+TC_ACT_STOLEN, TCA_EGRESS_REDIR = 4, 1
+ETH_P_ALL = 3
 TBF_HANDLE = 1 << 16
 TBF_LATENCY_SECONDS = 0.025
 
@@ -248,9 +254,46 @@ def token_bucket(index: int, rate: int, burst: int, what: str) -> Request:
     return Request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, body, what)
 
 
+def new_ifb(name: str, alias: str) -> list[Request]:
+    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, name)
+    body += nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "ifb"))
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    made = Request(RTM_NEWLINK, flags, body, f"create the ifb {name}", fine=(errno.EEXIST,))
+    labelled = _link() + text(IFLA_IFNAME, name) + text(IFLA_IFALIAS, alias) + _no_link_local()
+    return [made, Request(RTM_NEWLINK, 0, labelled, f"set up {name}")]
+
+
+def redirect(index: int, to: int) -> list[Request]:
+    """All that comes in on one link goes out of another, and from there on as if it had come in. An
+    ingress qdisc of before is replaced."""
+    head = struct.pack("=BxxxiIII", 0, index, INGRESS_HANDLE, TC_H_INGRESS, 0)
+    head += text(TCA_KIND, "ingress")
+    absent = errno.ENOENT, errno.EINVAL
+    return [
+        Request(RTM_DELQDISC, 0, head, "delete the ingress qdisc", fine=absent),
+        Request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, head, "add an ingress qdisc"),
+        _redirecting_filter(index, to),
+    ]
+
+
+def _redirecting_filter(index: int, to: int) -> Request:
+    """u32, which every kernel with a shaper has, with one key that matches any packet."""
+    selector = struct.pack("=BBBxHHhhI", TC_U32_TERMINAL, 0, 1, 0, 0, 0, 0, 0) + bytes(16)
+    mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, to)
+    action = text(TCA_ACT_KIND, "mirred") + nested(
+        TCA_ACT_OPTIONS, attribute(TCA_MIRRED_PARMS, mirred)
+    )
+    options = attribute(TCA_U32_SEL, selector) + nested(TCA_U32_ACT, nested(1, action))
+    protocol = 1 << 16 | socket.htons(ETH_P_ALL)
+    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, protocol)
+    body += text(TCA_KIND, "u32") + nested(TCA_OPTIONS, options)
+    flags = NLM_F_CREATE | NLM_F_EXCL
+    return Request(RTM_NEWTFILTER, flags, body, "redirect what the pod sends (u32, mirred)")
+
+
 def shaping(bandwidth: Bandwidth, index: int, direction: str) -> list[Request]:
     """The bucket of one direction, if it has one: into the pod on the host's end of the veth,
-    out of the pod on its own end."""
+    out of the pod on an ifb, where no pod can delete it."""
     rate, burst = (
         (bandwidth.ingress_rate, bandwidth.ingress_burst)
         if direction == "ingress"
