@@ -195,6 +195,21 @@ def test_the_ipam_plugin_and_a_chain_can_be_deleted_too(node, disk):
     assert node.is_empty()
 
 
+def test_del_frees_the_node_though_nothing_of_the_store_can_be_read(node, datapath):
+    conf, pods = node.conf(datapath=datapath), [node.pod(), node.pod()]
+    for number, pod in enumerate(pods):
+        node.add(with_port(conf, 8080 + number), pod).succeeds()
+    (node.tmp / "data").rename(node.tmp / "away")
+    (node.tmp / "data").write_text("in the way")
+    node.delete(conf, pods[0]).succeeds()
+    assert len(links(node)) == 1
+    assert len(mapped(node)) == 1 and "8081" in mapped(node)[0]
+    (node.tmp / "data").unlink()
+    (node.tmp / "away").rename(node.tmp / "data")
+    node.delete(conf, pods[1]).succeeds()
+    assert node.is_empty()
+
+
 def test_the_daemon_frees_the_address_by_itself_when_there_is_space(node):
     disk = Full(node.tmp / "data")
     try:

@@ -118,7 +118,7 @@ _END_OF_BOOT = (
     "DELETE FROM firewall",
     "DELETE FROM firewall_need",
     "DELETE FROM tombstone",
-    "DELETE FROM meta WHERE key = 'lost'",
+    "DELETE FROM meta WHERE key IN ('lost', 'new')",
     "UPDATE network SET ranges = ''",
 )
 
@@ -204,6 +204,8 @@ class Store:
         self._db: sqlite3.Connection
         self._file: tuple[int, int] = (0, 0)
         self._usable = False
+        self._unverified = False
+        self.opens = 0  # how often the file was opened: more than once if it was replaced
         try:
             with _translated(path):
                 self._open()
@@ -253,7 +255,16 @@ class Store:
 
     def recovered(self) -> None:
         """What was in use has been adopted: forget that anything was lost."""
-        self._write("DELETE FROM meta WHERE key = 'lost'")
+        self._write("DELETE FROM meta WHERE key IN ('lost', 'new')")
+
+    def is_unverified(self) -> bool:
+        """Whether somebody has to look for addresses in use: the store is new, or was lost. Asked
+        by every call, so it is known from opening the file, unless that was replaced since."""
+        if _identity(self.path) != self._file:
+            self.read(lambda _unused: None)
+        if self._unverified:
+            self._unverified = self.read(is_unverified)
+        return self._unverified
 
     def adopt(
         self, owner: Owner, pod: str, addresses: Iterable[LeasedAddress]
@@ -427,6 +438,7 @@ class Store:
     def _open(self, broken: str = "", vanished: bool = False) -> None:
         """Connect. What changes the file itself is done by one process at a time."""
         self._usable = False
+        self.opens += 1
         try:
             if broken or not self._connect() or self._version() != len(MIGRATIONS):
                 self._repair(broken, vanished)
@@ -524,8 +536,7 @@ class Store:
             db.execute("BEGIN")
             _migrate(db, 0)
             meta = [("oldest_reader", "1"), ("boot", self.boot_id)]
-            if lost:
-                meta.append(("lost", json.dumps(lost)))
+            meta.append(("lost", json.dumps(lost)) if lost else ("new", "1"))
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
             db.execute("COMMIT")
         finally:
@@ -565,10 +576,13 @@ class Store:
         cannot free them since its owner holds nothing. States whose DEL never came are dropped
         by GC, or at a reboot after a month.
         """
-        select = "SELECT value FROM meta WHERE key = 'boot'"
-        row = self._db.execute(select).fetchone()
-        if row and row[0] == self.boot_id:
+        known = dict(
+            self._db.execute("SELECT key, value FROM meta WHERE key IN ('boot', 'lost', 'new')")
+        )
+        self._unverified = "lost" in known or "new" in known
+        if known.get("boot") == self.boot_id:
             return
+        select = "SELECT value FROM meta WHERE key = 'boot'"
         self._db.execute("BEGIN IMMEDIATE")
         try:
             if self._db.execute(select).fetchone() != (self.boot_id,):
@@ -648,8 +662,10 @@ def attachment_states(db: sqlite3.Connection) -> list[tuple[str, dict[str, Any]]
     return [(network, _load(state)) for network, state in rows]
 
 
-def is_lost(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM meta WHERE key = 'lost'").fetchone() is not None
+def is_unverified(db: sqlite3.Connection) -> bool:
+    """Whether addresses may be in use that the store does not know of."""
+    select = "SELECT 1 FROM meta WHERE key IN ('lost', 'new')"
+    return db.execute(select).fetchone() is not None
 
 
 def leases_of_network(db: sqlite3.Connection, network: str) -> list[Lease]:

@@ -117,6 +117,8 @@ def run(
             try:
                 with open_node(network.data_dir) as node:
                     node.phases = phases
+                    if node.store.is_unverified():
+                        _recover(node, network, call)
                     answer = VERBS[call.command](node, network, call)
                     attachment = node.attachment
             except CniError as problem:
@@ -153,9 +155,23 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
         phases[name] = phases.get(name, 0.0) + time.monotonic() - began
 
 
+def _recover(node: Node, network: NetworkConfig, call: Call) -> None:
+    """The store is new, or was lost. An ADD or GC that does not know what is in use must fail; any
+    other verb can do without."""
+    from .recover import recover
+
+    try:
+        with node.phase("recover"):
+            recover(node.store, network)
+    except CniError:
+        if call.command in ("ADD", "GC"):
+            raise
+
+
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
     owner, pod = owner_of(network, call), call.pod
+    opens = node.store.opens
     unrecorded.settle(node.store, owner)
     pending, known = node.store.read(
         lambda _unused: (node.store.tombstones(), node.store.attachment(owner))
@@ -208,6 +224,12 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
         with node.phase("store"):
+            if node.store.opens != opens:
+                raise CniError(
+                    TRY_AGAIN,
+                    "the allocation store was replaced while the pod was set up",
+                    "the new one does not know the pod's address; the runtime has to try again",
+                )
             node.store.remember(node.attachment)
         undo.pop_all()  # past this line the pod owns them
     return result.shape(made, network.cni_version)
@@ -266,19 +288,30 @@ def _delete_unrecorded(
     known = last_known(network.data_dir, owner)
     served = _as_added(network, known.attachment, call)
     addresses = {*known.addresses, *_previous_addresses(network)}
+    name = link.host_name(owner)
     with Netlink() as kernel:
+        with suppress(CniError):
+            addresses.update(_addresses_behind(kernel, name))
         _each(
             failures,
             lambda: chain.delete(network, call.env, owner, known),
             lambda: firewall.withdraw_from_kernel(addresses),
-            lambda: link.disconnect(kernel, link.host_name(owner)),
-            lambda: _dismiss(link.host_name(owner), known.attachment),
+            lambda: link.disconnect(kernel, name),
+            lambda: _dismiss(name, known.attachment),
         )
     if _other_ipam(served):
         _each(failures, lambda: chain.ipam_del(served, call.env))
     _raise(failures)
     unrecorded.note(network.data_dir, owner, problem)
     return known.attachment
+
+
+def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
+    from .datapath import seen  # only where the store cannot tell
+
+    for one in seen.pod_links(kernel):
+        if one.name == name:
+            yield from (address for address, _unused in seen.behind(one, kernel))
 
 
 def _previous_addresses(network: NetworkConfig) -> Iterator[Address]:
@@ -368,6 +401,8 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
     """Free what no valid attachment uses: the store's, the kernel's, and the delegates'."""
     if network.raw.get("disableGC") is True:
         return
+    from .recover import release_unused
+
     valid = config.valid_attachments(network)
     if valid is None:
         raise CniError(
@@ -376,6 +411,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             "cni.dev/valid-attachments is missing: expected a list, possibly empty",
         )
     _finished(node)
+    release_unused(node.store)
     name = chain.nested_name(network.name, call.env)
     known = {attachment.owner for attachment in node.store.attachments(name)}
     known.update(node.store.owners_with_plugin_states(name))

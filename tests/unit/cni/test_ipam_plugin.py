@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import headcni
-from headcni import errors
-from headcni.ipam import recover
+from headcni import errors, recover
 from headcni.ipam.plugin import VERSIONS, means_its_own_folder, run
 from headcni.store import Store
 

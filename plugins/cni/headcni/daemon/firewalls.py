@@ -19,6 +19,7 @@ from ..datapath import blocked, firewall, guard
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK
 from ..errors import CniError
+from ..recover import recover
 from ..store import Store
 from .log import Log
 from .tailscale import LocalApi
@@ -140,6 +141,8 @@ class Firewalls:
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
         try:
+            if self._store().is_unverified():
+                recover(self._store())  # nobody may have called for a long time
             if firewall.repair(self._store()):
                 repaired.append("the nft table inet headcni")
         except (CniError, OSError) as problem:

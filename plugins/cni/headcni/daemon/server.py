@@ -36,6 +36,7 @@ from ..errors import STORE, CniError
 from ..exec import MAX_NESTING, NESTING, LeftToCaller, plugins_left_to_caller, steps
 from ..ipam import plugin as ipam
 from ..ipam.allocate import Ipam
+from ..recover import recover
 from ..shim import HANDED_BACK, LIMIT, NETNS, SOCKET
 from ..store import DATA_DIR, Attachment, Store
 from . import protocol
@@ -99,7 +100,9 @@ class CniServer:
     def start(self) -> None:
         """Listen. OSError if the socket cannot be made, or another daemon has it."""
         try:
-            self._stores.get(self._data_dir)
+            store = self._stores.get(self._data_dir)
+            if store.is_unverified():
+                recover(store)  # before the first pod waits for it
         except CniError as problem:  # each call will say so, and the daemon has other work, too
             self._log(f'msg="the store cannot be used" error="{problem}"')
         self._door.open()

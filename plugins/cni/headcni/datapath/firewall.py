@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Tuple
 
-from ..errors import KERNEL_LACKS, PORT_TAKEN, CniError
+from ..errors import KERNEL, KERNEL_LACKS, PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
 from ..store import Store, attachment_states
 from . import netns, nft
@@ -329,20 +329,33 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
 def withdraw_from_kernel(addresses: Container[Address]) -> None:
     """Take the ports of these pods out of the kernel alone, while the store cannot be used; each by
     itself, as whoever else changes the table may have been quicker."""
-    for port in live_ports():
-        if ip_address(port.pod_ip) in addresses:
-            with suppress(KernelError):
-                nft.delete_elements(TABLE, port.packed)
+    with suppress(CniError):  # one that stays leads nowhere, and goes when the store can be written
+        for port in live_ports():
+            if ip_address(port.pod_ip) in addresses:
+                with suppress(KernelError):
+                    nft.delete_elements(TABLE, port.packed)
+
+
+def _live() -> nft.Contents:
+    """What the table holds now; to be read before anything replaces it."""
+    try:
+        if nft.table_comment(TABLE) is None:
+            return nft.NOTHING
+    except CniError:
+        return nft.NOTHING  # the kernel has no nftables
+    held = nft.contents(TABLE)
+    if not held.sets:
+        raise CniError(
+            KERNEL,
+            f"the nft table inet {TABLE} cannot be read",
+            f"see: nft list table inet {TABLE}",
+        )
+    return held
 
 
 def live_ports() -> list[Port]:
     """The ports that the kernel has, whoever they belong to."""
-    try:
-        if nft.table_comment(TABLE) is None:
-            return []
-    except CniError:
-        return []  # a kernel without nftables has none
-    elements, found = nft.contents(TABLE).elements, []
+    elements, found = _live().elements, []
     for (name, key), pod_ip in elements.items():
         pod_port = elements.get((_PORT_OF + name, key))
         if pod_port is not None:
@@ -350,6 +363,32 @@ def live_ports() -> list[Port]:
             host_ip = at[0] if at else ""
             found.append(Port(int(name[-1]), protocol, host_ip, int(port), pod_ip, int(pod_port)))
     return found
+
+
+def live_ranges() -> dict[str, list[str]]:
+    """What the sets hold now, in the form of `ranges_of`."""
+    held = _live().sets
+    return {
+        name: [one for family in (4, 6) for one in held.get(f"{name}{family}", ())]
+        for name in ("pods", "masqueraded", "cluster")
+    }
+
+
+def adopt(db: sqlite3.Connection, owner: Owner, pod: str, port: Port) -> None:
+    """Take a port that the kernel has as the owner's, unless it is somebody's."""
+    db.execute(
+        "INSERT OR IGNORE INTO port VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(port.family, port.protocol, port.host_ip, port.host_port),
+            *(port.pod_ip, port.pod_port, *_key(owner), pod),
+        ),
+    )
+
+
+def adopt_ranges(db: sqlite3.Connection, network: str, ranges: Mapping[str, Sequence[str]]) -> None:
+    """Keep them for a network with pods of which nobody knows what they need."""
+    if any(ranges.values()):
+        _add_need(db, (network, json.dumps(ranges, sort_keys=True)))
 
 
 def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:

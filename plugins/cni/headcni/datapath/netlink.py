@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional
 from ..errors import KERNEL, CniError
 
 NETLINK_ROUTE, NETLINK_NETFILTER = 0, 12
-SOL_NETLINK, NETLINK_CAP_ACK, NETLINK_EXT_ACK = 270, 10, 11
+SOL_NETLINK, NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 10, 11, 12
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLM_F_DUMP_INTR = 0x10
@@ -97,12 +97,15 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 class Netlink:
     """One conversation, in the network namespace that the calling thread is in when it begins."""
 
-    def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
+    def __init__(self, protocol: int = NETLINK_ROUTE, strict: bool = False) -> None:
+        """Only a `strict` one has the kernel heed what a request for a list says of which."""
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
         )
         self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+        if strict:
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
         self._socket.settimeout(RECEIVE_SECONDS)
         self._sequence = 0
 

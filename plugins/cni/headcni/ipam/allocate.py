@@ -16,14 +16,13 @@ from ..store import (
     drop_tombstone,
     holder_of,
     insert_allocations,
-    is_lost,
+    is_unverified,
     lease_of_owner,
     leases_of_network,
     owners_buried,
 )
 from . import space
 from .pool import STRATEGIES, Below, gateways, size, system_below, usable
-from .recover import adopt_remembered
 
 ATTEMPTS = 3
 HOLD_SECONDS = 300.0
@@ -67,6 +66,12 @@ def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def _reconstruct(store: Store) -> None:
+    from ..recover import recover  # rarely needed, and above us: it knows links and host ports
+
+    recover(store)
+
+
 class Ipam:
     """The addresses of this node's pods."""
 
@@ -76,7 +81,7 @@ class Ipam:
         *,
         below: Below = system_below,
         clock: Callable[[], float] = _since_boot,
-        recover: Callable[[Store], object] = adopt_remembered,
+        recover: Callable[[Store], object] = _reconstruct,
     ) -> None:
         """`recover` adopts into the store what is in use, after the store was lost."""
         self.store = store
@@ -246,7 +251,7 @@ class Ipam:
         known = lease_of_owner(db, owner)
         if known is not None:
             return known, True
-        if is_lost(db):
+        if is_unverified(db):
             raise _Lost(STORE, "the allocation store was lost again and again")
         space.end_holds(db, self._clock())
         leased = []

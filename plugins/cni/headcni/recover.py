@@ -1,0 +1,326 @@
+"""After the store was lost: reconstruct it from the kernel and from libcni's cache.
+
+A store that is new on a node where pods run was lost, however that came about. Nothing is handed
+out before this has looked around (docs/decisions/0008):
+
+- The links that HeadCNI made name their owners, and the addresses of their other ends can be read
+  from here. Routes and the bridges' entries stand in where they cannot.
+- containerd, CRI-O and cnitool keep each ADD's answer in a file until its DEL: with it, the whole
+  attachment comes back. It is the only source for pods that other plugins wired up.
+- The nft maps hold the host ports. The address that a port leads to tells whose it is.
+
+An address that is in use by nobody that we know is kept from being handed out, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_interface
+from typing import Any, Tuple
+
+from . import config, repair
+from .datapath import firewall, guard, link, seen
+from .datapath.netlink import Netlink
+from .errors import CniError
+from .ipam.allocate import Ipam
+from .ipam.config import TYPE as OUR_IPAM
+from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from .result import ips_of, read
+from .store import DATA_DIR, Attachment, Store, insert_allocations, is_unverified, last_known
+
+RESULTS_DIR = "/var/lib/cni/results"
+MOST_FILES = 16384
+MOST_BYTES = 1 << 20
+NOBODY = ""  # the network of addresses that are in use and whose owner is unknown
+RECOVERED = "(recovered)"  # in place of a pod's name, where only the kernel knows the address
+
+
+@dataclass
+class _Pod:
+    """One owner, and what was found of it."""
+
+    owner: Owner
+    ref: str = RECOVERED
+    addresses: dict[Address, LeasedAddress] = field(default_factory=dict)
+    attachment: Attachment | None = None
+
+
+def recover(store: Store, network: NetworkConfig | None = None) -> None:
+    """Adopt all that is in use, in one transaction, unless another process has done so. `network`
+    is the one that was called: its configuration is that of its pods, if nothing else is known."""
+    home = os.path.realpath(os.path.dirname(store.path))
+    cache = list(_entries(RESULTS_DIR))
+    pods = {pod.owner: pod for pod in _from_links(network)}
+    for pod in _from_cache(cache, home):
+        pods[pod.owner] = _merged(pods.get(pod.owner), pod)
+    elsewhere = {DATA_DIR, *(_data_dir(conf) for _unused, conf in cache)} - {home, ""}
+    ours = [pod for pod in pods.values() if not _is_held_in(elsewhere, pod.owner)]
+    ports, ranges = firewall.live_ports(), firewall.live_ranges()
+    holders = {address: pod for pod in ours for address in pod.addresses}
+    unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses}
+
+    def work(db: sqlite3.Connection) -> str:
+        if not is_unverified(db):
+            return ""  # another process was quicker
+        reason = store.lost.reason if store.lost else ""
+        for pod in ours:
+            insert_allocations(db, pod.owner, pod.ref, pod.addresses.values())
+            if pod.attachment is not None and store.attachment(pod.owner) is None:
+                store.remember(pod.attachment)
+        for address in unowned:
+            owner, leased = Owner(NOBODY, str(address), ""), _bare(address)
+            insert_allocations(db, owner, RECOVERED, [leased])
+        for port in ports:
+            holder = holders.get(ip_address(port.pod_ip))
+            if holder is not None:
+                firewall.adopt(db, holder.owner, holder.ref, port)
+        for name in {pod.owner.network for pod in ours if not _knows_its_ranges(pod)}:
+            firewall.adopt_ranges(db, name, ranges)
+        db.execute("UPDATE network SET ranges = ''")  # free space is computed from allocations
+        store.recovered()
+        expected = network is None or any(pod.owner.network == network.name for pod in ours)
+        return reason or ("a new one was made while pods are running" if ours and expected else "")
+
+    reason = store.atomically(work)
+    if reason:
+        _say(store, reason, ours, unowned, [p for p in ports if ip_address(p.pod_ip) in holders])
+
+
+def release_unused(store: Store) -> None:
+    """Free what was kept because a link showed it in use, and no longer does: its DEL went to
+    another store. Addresses without any owner stay until the reboot."""
+    select = "SELECT DISTINCT network, container_id, ifname FROM allocation WHERE pod = ?"
+    rows = store.read(lambda db: db.execute(select, (RECOVERED,)).fetchall())
+    if not rows:
+        return
+    with Netlink() as kernel:
+        links = {one.name for one in seen.pod_links(kernel)}
+    for owner in (Owner(*row) for row in rows):
+        if owner.network == NOBODY and not owner.container_id.startswith("hc"):
+            continue
+        name = owner.container_id if owner.network == NOBODY else link.host_name(owner)
+        if name not in links:
+            firewall.withdraw(store, owner)
+            Ipam(store).release(owner)
+            store.forget(owner)
+
+
+# The kernel's side.
+
+
+def _from_links(network: NetworkConfig | None) -> list[_Pod]:
+    with Netlink() as kernel:
+        links = [one for one in seen.pod_links(kernel) if one.alias.startswith("headcni ")]
+        found = [(one, seen.behind(one, kernel)) for one in links]
+    paths, macs = (seen.namespaces(), guard.checked_macs()) if links else ({}, {})
+    here = seen.addresses() if links else {}
+    pods = []
+    for one, inside in found:
+        words = one.alias.split()
+        owner = Owner(*words[1:]) if len(words) == 4 else Owner(NOBODY, one.name, "")
+        gateways = here.get(one.master or one.number, [])
+        leased = {a: LeasedAddress(a, length, _gateway(a, gateways)) for a, length in inside}
+        pod = _Pod(owner, RECOVERED, leased)
+        path = paths.get(one.netns, "")
+        if path and leased and owner.network != NOBODY:
+            mac = macs.get(one.name, "")
+            pod.attachment = _attachment(pod, one, path, mac, network)
+        pods.append(pod)
+    return pods
+
+
+def _gateway(address: Address, candidates: Iterable[tuple[Address, int]]) -> Address | None:
+    """The node's own address that is a pod's gateway: on its bridge, or at its end of the cable."""
+    for candidate, length in candidates:
+        if candidate.version == address.version and (
+            length == candidate.max_prefixlen
+            or address in ip_interface(f"{candidate}/{length}").network
+        ):
+            return candidate
+    return None
+
+
+def _attachment(
+    pod: _Pod, one: seen.PodLink, path: str, mac: str, network: NetworkConfig | None
+) -> Attachment:
+    """As far as the kernel tells: without the pod's name, and with the configuration of now. The
+    MAC is that of a pod that is checked for spoofing: without it, it goes on unchecked."""
+    same = network is not None and network.name == pod.owner.network
+    conf = dict(network.raw) if network is not None and same else {}
+    for of_the_call in ("runtimeConfig", "prevResult", "args"):
+        conf.pop(of_the_call, None)
+    if not one.master:
+        conf["datapath"] = "routed"
+    inside = {"name": pod.owner.ifname, "sandbox": path, **({"mac": mac} if mac else {})}
+    interfaces = [{"name": one.name}, inside]
+    made = {
+        "cniVersion": "1.1.0",
+        "interfaces": interfaces,
+        "ips": ips_of(pod.addresses.values(), 1),
+    }
+    return Attachment(
+        pod.owner, PodRef(), path, one.name, conf, made, _state(path, conf), time.time()
+    )
+
+
+def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
+    """Addresses of pods that the kernel shows, whoever they belong to."""
+    found = {ip_address(port.pod_ip) for port in ports}
+    with Netlink() as kernel:
+        for by_link in (seen.routed(kernel), seen.bridged(kernel)):
+            found.update(*by_link.values())
+    own = {address for listed in seen.addresses().values() for address, _unused in listed}
+    return found - own
+
+
+# libcni's side.
+
+
+_Entry = Tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def _from_cache(entries: Iterable[_Entry], home: str) -> Iterator[_Pod]:
+    for entry, conf in entries:
+        named = _data_dir(conf)
+        if named and os.path.realpath(named) != home:
+            continue  # of another store
+        try:
+            pod = _remembered(entry, conf)
+        except (ValueError, KeyError, TypeError, AttributeError, CniError):
+            continue
+        if pod is not None:
+            yield pod
+
+
+def _entries(folder: str) -> Iterator[_Entry]:
+    """Each file of the cache that concerns us, and the configuration of the plugin that is ours."""
+    import binascii
+
+    try:
+        names = sorted(os.listdir(folder))[:MOST_FILES]
+    except OSError:
+        return
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                entry = json.loads(file.read(MOST_BYTES))
+            whole = json.loads(binascii.a2b_base64(entry["config"]))
+            conf = _ours(whole)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # not libcni's, or half written
+        if conf is not None:
+            shared = {key: whole[key] for key in ("cniVersion", "name") if key in whole}
+            yield entry, {**shared, **conf}
+
+
+def _ours(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The plugin of a netconf or conflist that has its addresses from us."""
+    for plugin in whole.get("plugins") or [whole]:
+        if plugin.get("type") == config.TYPE or (plugin.get("ipam") or {}).get("type") == OUR_IPAM:
+            return dict(plugin)
+    return None
+
+
+def _data_dir(conf: Mapping[str, Any]) -> str:
+    if conf.get("type") == config.TYPE:
+        named = conf.get("data_dir") or conf.get("dataDir")
+    else:
+        named = (conf.get("ipam") or {}).get("dataDir")
+    return named if isinstance(named, str) else ""
+
+
+def _remembered(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> _Pod | None:
+    """One entry; None if its sandbox is known and dead."""
+    owner = Owner(str(entry["networkName"]), str(entry["containerId"]), str(entry["ifName"]))
+    made = read(entry["result"], str(conf.get("cniVersion") or "1.1.0"))
+    args = dict(pair for pair in entry.get("cniArgs") or () if len(pair) == 2)
+    ref = PodRef(*(args.get(f"K8S_POD_{name}", "") for name in ("NAMESPACE", "NAME", "UID")))
+    pod = _Pod(owner, str(ref))
+    for ip in made["ips"]:
+        interface = ip_interface(ip["address"])
+        gateway = ip_address(ip["gateway"]) if ip.get("gateway") else None
+        length = interface.network.prefixlen
+        pod.addresses[interface.ip] = LeasedAddress(interface.ip, length, gateway)
+    sandboxes = [one["sandbox"] for one in made.get("interfaces", ()) if one.get("sandbox")]
+    path = str(entry.get("netns") or "") or next(iter(sandboxes), "")
+    if path and repair.is_dead(path, None):
+        return None
+    if path and conf.get("type") == config.TYPE:
+        chained = "delegate" in conf or "plugins" in conf
+        host = "" if chained else link.host_name(owner)
+        whole = {**conf, **_runtime_config(entry, conf)}
+        now = time.time()
+        pod.attachment = Attachment(owner, ref, path, host, whole, made, _state(path, whole), now)
+    return pod
+
+
+def _runtime_config(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[str, Any]:
+    """What libcni hands over of the capabilities that the plugin says it has."""
+    given, has = entry.get("capabilityArgs") or {}, conf.get("capabilities") or {}
+    chosen = {key: value for key, value in given.items() if has.get(key)}
+    return {"runtimeConfig": chosen} if chosen else {}
+
+
+# Both together.
+
+
+def _merged(by_link: _Pod | None, by_cache: _Pod) -> _Pod:
+    """The runtime knows the pod's name and configuration, the kernel what it really has."""
+    if by_link is None:
+        return by_cache
+    return replace(by_cache, addresses={**by_link.addresses, **by_cache.addresses})
+
+
+def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:
+    """Several stores are several networks: what another one has was not lost here."""
+    return any(
+        known.addresses or known.attachment
+        for known in (last_known(folder, owner) for folder in folders)
+    )
+
+
+def _knows_its_ranges(pod: _Pod) -> bool:
+    return pod.attachment is not None and "ranges" in pod.attachment.state
+
+
+def _state(path: str, conf: Mapping[str, Any]) -> dict[str, Any]:
+    """As ADD keeps it: which namespace it was, and what its network needs in the nft sets."""
+    state: dict[str, Any] = {}
+    with suppress(OSError):
+        found = os.stat(path)
+        state["netns"] = [found.st_dev, found.st_ino]
+    if conf.get("name"):
+        with suppress(CniError):
+            whole = json.dumps({"cniVersion": "1.1.0", **conf}).encode()
+            state["ranges"] = firewall.ranges_of(config.parse(whole, {}, forgiving=True))
+    return state
+
+
+def _bare(address: Address) -> LeasedAddress:
+    return LeasedAddress(address, address.max_prefixlen, None)
+
+
+def _say(
+    store: Store,
+    reason: str,
+    pods: Iterable[_Pod],
+    unowned: Iterable[Address],
+    ports: Iterable[firewall.Port],
+) -> None:
+    found = list(pods)
+    print(
+        f'level=ERROR part=store msg="the allocation store was lost and has been reconstructed"'
+        f' reason="{reason}" path={store.path} pods={len(found)}'
+        f" addresses={sum(len(pod.addresses) for pod in found)}"
+        f" attachments={sum(pod.attachment is not None for pod in found)}"
+        f" ports={len(list(ports))} without_owner={len(list(unowned))}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,251 @@
+"""A store that was deleted or damaged while pods run: no address and no host port is lost."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from ipaddress import ip_address
+
+import pytest
+from cni_node import sh
+
+from headcni import errors
+
+LOUD = "the allocation store was lost"
+UPKEEP = """
+import sys
+from headcni.daemon.firewalls import Firewalls
+from headcni.datapath.host_firewall import PodTraffic
+from headcni.store import Store
+store = Store.in_directory(sys.argv[1])
+upkeep = Firewalls(lambda: store, PodTraffic, False, 60.0, lambda *_: None)
+for _ in range(3):
+    upkeep._pass()
+"""
+
+
+@pytest.fixture(params=["alone", "daemon"])
+def served(request, node):
+    if request.param == "daemon":
+        node.start()
+    return request.param == "daemon"
+
+
+def deleted(node):
+    shutil.rmtree(node.tmp / "data")
+
+
+def damaged(node):
+    """Between two daemons: one that runs has most of the file in memory."""
+    running = [server for server in node.servers if server.poll() is None]
+    for server in running:
+        node.end(server)
+    with (node.tmp / "data" / "headcni.db").open("r+b") as file:
+        file.write(b"broken " * 3000)
+    for _ in running:
+        node.start()
+
+
+LOST = pytest.mark.parametrize("lose", [deleted, damaged])
+
+
+def with_port(conf, port):
+    ports = [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]
+    return {
+        **conf,
+        "capabilities": {"portMappings": True},
+        "runtimeConfig": {"portMappings": ports},
+    }
+
+
+def small(node, **changes):
+    """Three addresses, handed out lowest first: a lost one is the next to be handed out."""
+    ipam = {"type": "headcni-ipam", "strategy": "dense-pack", "subnet": "10.55.1.0/29"}
+    return node.conf(ipam=ipam, **changes)
+
+
+def mapped(node):
+    lines = node.nft().splitlines()
+    return {port for port in ("8080", "8081") if any(f" . {port} : 10.55." in one for one in lines)}
+
+
+def loud(node, *answers):
+    return node.said(LOUD) + sum(answer.stderr.count(LOUD) for answer in answers)
+
+
+@LOST
+def test_no_address_and_no_port_of_a_running_pod_is_lost(node, served, datapath, lose):
+    conf, pods = small(node, datapath=datapath), [node.pod(), node.pod()]
+    given = [
+        node.add(with_port(conf, 8080 + number), pod).address for number, pod in enumerate(pods)
+    ]
+    lose(node)
+    new = node.pod()
+    answers = [node.add(conf, new)]
+    assert answers[0].address not in given
+    assert mapped(node) == {"8080", "8081"}
+    with pods[0].serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP
+    # A repeated ADD, CHECK and DEL go on as if nothing had happened.
+    answers.append(node.add(with_port(conf, 8080), pods[0]))
+    assert answers[-1].address == given[0]
+    assert f"{given[0]}/" in "".join(pods[0].addresses("eth0"))
+    answers.append(node.delete(with_port(conf, 8080), pods[0]))
+    answers[-1].succeeds()
+    assert mapped(node) == {"8081"}
+    assert loud(node, *answers) == 1
+    for pod in (new, pods[1]):
+        node.delete(conf, pod).succeeds()
+    assert node.is_empty()
+
+
+@LOST
+def test_a_del_is_the_first_to_find_the_store_lost(node, served, lose):
+    conf, pods = small(node), [node.pod(), node.pod()]
+    given = [
+        node.add(with_port(conf, 8080 + number), pod).address for number, pod in enumerate(pods)
+    ]
+    lose(node)
+    answers = [node.delete(with_port(conf, 8080), pods[0])]
+    answers[0].succeeds()
+    assert mapped(node) == {"8081"}
+    answers.append(node.add(conf))
+    assert answers[1].address != given[1]
+    assert mapped(node) == {"8081"}
+    assert loud(node, *answers) == 1
+
+
+def test_the_runtimes_cache_brings_the_whole_attachment_back(node, served):
+    conf, pod = small(node, capabilities={"portMappings": True}), node.pod()
+    ports = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+    first = node.cnitool("add", conf, pod, portMappings=ports)
+    try:
+        with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
+            before = db.execute("SELECT netns, host_ifname, result FROM attachment").fetchall()
+        deleted(node)
+        assert node.add(conf).address != first.address
+        with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
+            where = "WHERE netns = ?"
+            select = f"SELECT netns, host_ifname, result FROM attachment {where}"
+            after = db.execute(select, (pod.path,)).fetchall()
+            assert [row[:2] for row in after] == [row[:2] for row in before]
+            assert first.address in after[0][2]
+            (config,) = db.execute(f"SELECT config FROM attachment {where}", (pod.path,)).fetchone()
+            assert '"hostPort":8080' in config
+        assert mapped(node) == {"8080"}
+        node.cnitool("check", conf, pod, portMappings=ports).succeeds()
+    finally:
+        node.cnitool("del", conf, pod, portMappings=ports).succeeds()
+    assert mapped(node) == set()
+
+
+def test_a_pod_that_another_plugin_wired_up_keeps_its_address_by_the_runtimes_cache(node):
+    ipam = {
+        "type": "headcni-ipam",
+        "strategy": "dense-pack",
+        "subnet": "10.55.1.0/29",
+        "dataDir": str(node.tmp / "data"),
+    }
+    conf = {"cniVersion": "1.0.0", "name": "others", "type": "bridge", "ipam": ipam}
+    pod = node.pod()
+    first = node.cnitool("add", conf, pod)
+    try:
+        deleted(node)
+        assert node.add(small(node)).address != first.address
+    finally:
+        node.cnitool("del", conf, pod).succeeds()
+
+
+def test_an_add_that_loses_the_store_halfway_is_tried_again(node, served):
+    """Its address is in no store by then, and might be given to another pod."""
+    plugin = node.tmp / "bin" / "loses-the-store"
+    plugin.parent.mkdir()
+    plugin.write_text(
+        "#!/bin/sh\ncat > /dev/null\n[ $CNI_COMMAND = ADD ] || exit 0\n"
+        f"rm -r {node.tmp}/data\n"
+        'echo \'{"cniVersion": "1.1.0", "ips": [{"address": "10.55.1.9/24"}]}\'\n'
+    )
+    plugin.chmod(0o755)
+    conf, pod = node.conf(ipam={"type": plugin.name}), node.pod()
+    error = node.add(conf, pod, CNI_PATH=str(plugin.parent)).error
+    assert error["code"] == errors.TRY_AGAIN and "replaced" in error["msg"]
+    assert pod.links() == {"lo"}
+    assert not [one for one in node.netns.links() if one.startswith("hc")]
+
+
+def test_a_daemon_that_nobody_calls_reconstructs_the_store(node):
+    """Its upkeep would replace the nft table, or complain of pods that it does not know."""
+    conf, pod = small(node), node.pod()
+    address = node.add(with_port(conf, 8080), pod).address
+    deleted(node)
+    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / "data"))
+    done = sh(*argv, env=env)
+    assert done.stderr.count(LOUD) == 1
+    assert mapped(node) == {"8080"}
+    assert [row[0] for row in node.leftovers()["allocation"]] == [ip_address(address).packed]
+    answer = node.add(conf)
+    assert answer.address != address and loud(node, answer) == 0
+
+
+def test_a_first_install_is_quiet(node, served):
+    answer = node.add(node.conf())
+    answer.succeeds()
+    assert loud(node, answer) == 0
+
+
+def test_a_second_store_on_the_node_is_not_a_lost_one(node, served):
+    """Its own network has no pods yet. What the other network's pods use is not handed out."""
+    conf, pod = small(node), node.pod()
+    address = node.add(conf, pod).address
+    other = {**conf, "name": "second", "data_dir": str(node.tmp / "second")}
+    answer = node.add(other)
+    assert answer.address != address
+    assert loud(node, answer) == 0
+    node.delete(conf, pod).succeeds()
+    node.wait_for(lambda: len([one for one in node.netns.links() if one.startswith("hc")]) == 1)
+    valid = {"cni.dev/valid-attachments": []}
+    node.call("GC", {**other, **valid}).succeeds()
+    with sqlite3.connect(node.tmp / "second" / "headcni.db") as db:
+        assert db.execute("SELECT * FROM allocation").fetchall() == []
+
+
+def test_an_address_in_use_whose_owner_is_unknown_is_not_handed_out(node):
+    """A pod whose link lost its alias, and one that somebody put on the bridge by hand."""
+    conf, pod = small(node), node.pod()
+    address = node.add(conf, pod).address
+    host = next(one for one in node.netns.links() if one.startswith("hc"))
+    node.netns.ip(f"link set {host} name by-hand")
+    sh("ip", "netns", "exec", pod.name, "ping", "-c1", "-W1", "10.55.1.1", check=False)
+    deleted(node)
+    assert node.add(conf).address != address
+
+
+def test_what_another_network_of_the_same_store_has_is_recovered_too(node, served):
+    first = small(node)
+    second = {**first, "name": "second"}
+    pods = [node.pod(), node.pod()]
+    node.add(with_port(first, 8080), pods[0]).succeeds()
+    address = node.add(with_port(second, 8081), pods[1]).address
+    deleted(node)
+    answer = node.add(first)
+    assert answer.address != address
+    assert mapped(node) == {"8080", "8081"}
+    node.delete(second, pods[1]).succeeds()
+    assert mapped(node) == {"8080"}
+    assert node.add(second).address == address
+
+
+def test_a_reboot_after_the_loss_finds_nothing_of_the_old_boot(node, tmp_path):
+    """Files of the cache survive a reboot, and namespaces do not."""
+    conf, pod = small(node), node.pod()
+    first = node.cnitool("add", conf, pod)
+    try:
+        deleted(node)
+        host = next(one for one in node.netns.links() if one.startswith("hc"))
+        node.netns.ip(f"link del {host}")
+        pod.remove()
+        answer = node.add(conf)
+        assert answer.address == first.address
+        assert loud(node, answer) == 0
+    finally:
+        node.cnitool("del", conf, pod)
