@@ -77,3 +77,16 @@ def test_a_node_that_does_not_take_the_rules_is_not_ready(without_libnftables):
     assert error["code"] == 50
     assert "install the package nftables" in error["details"]
     node.call("STATUS", node.conf(ipMasq=False)).succeeds()
+
+
+TRY_OUT = """
+import json
+from headcni.datapath import firewall, netlink
+firewall.try_out()
+print(json.dumps(len(netlink._idle)))
+"""
+
+
+def test_the_namespace_that_rules_are_tried_in_ends(node):
+    """A socket that was kept for later would keep it."""
+    assert node.runs(TRY_OUT) == 0

@@ -169,7 +169,7 @@ class MeshNamespace:
                 for rule in _rules_of(kernel):
                     _rule(kernel, "del", rule)
                 self._unplug(kernel)
-            if nft.table_comment(TABLE) is not None:
+            if nft.table_comment(TABLE, here_only=True) is not None:
                 nft.run_here(f"delete table inet {TABLE}")
             named_netns.delete(self.path)
             for path in (self._resolv_conf, self._environment):
@@ -627,7 +627,7 @@ def _see_table(see: _See, where: str, chains: Mapping[str, Sequence[str]]) -> No
         expected += [(name, f"rule {at}") for at in range(1, len(rules) + 1)]
         body += "\n".join([f"chain {name} {{", hook, *lines, "}", ""])
     comment = f"headcni {hashlib.sha256(body.encode()).hexdigest()[:24]}"
-    have = nft.table_comment(TABLE)
+    have = nft.table_comment(TABLE, here_only=True)
     if have is None:
         what = "missing"
     elif have != comment:

@@ -21,12 +21,12 @@ from ..errors import CniError
 from ..model import Address
 from . import netns
 from .netlink import (
-    NETLINK_NETFILTER,
     Netlink,
     Request,
     attribute,
     attributes,
     nested,
+    netfilter,
     u8,
     u32,
 )
@@ -167,7 +167,7 @@ def _forget(questions: Iterable[Question], matches: Callable[[Entry], bool]) -> 
     if netns.read_sysctl(COUNT) in (None, "0"):
         return  # connections are not tracked here, or there are none
     try:
-        with Netlink(NETLINK_NETFILTER) as kernel:
+        with netfilter() as kernel:
             for question in questions:
                 _delete(kernel, question.family, filter(matches, _listed(kernel, question)))
     except (CniError, OSError) as problem:

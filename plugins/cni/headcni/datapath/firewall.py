@@ -612,8 +612,8 @@ def try_out() -> None:
 
     def write() -> bool:
         nft.run_here(_ruleset(needs, ports))
-        listed = nft.contents_here(TABLE)
-        return listed == _contents(needs, ports) and nft.table_comment(TABLE) == _digest(needs)
+        same = nft.contents_here(TABLE) == _contents(needs, ports)
+        return same and nft.table_comment(TABLE, here_only=True) == _digest(needs)
 
     try:
         same = netns.apart(write)

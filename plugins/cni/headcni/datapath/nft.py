@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
 from .netlink import (
+    NETLINK_NETFILTER,
     NLM_F_CREATE,
     KernelError,
+    Netlink,
     Request,
     attribute,
     attributes,
@@ -213,12 +215,13 @@ def _new_context(library: Any) -> Any:
     return context
 
 
-def table_comment(name: str) -> Optional[str]:
-    """The comment of an inet table; None if there is no such table."""
+def table_comment(name: str, here_only: bool = False) -> Optional[str]:
+    """The comment of an inet table; None if there is no such table. With `here_only` the socket is
+    not kept: one that is kept would keep a network namespace that is to end."""
     kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE
     body = _GENERAL + text(NFTA_TABLE_NAME, name)
     try:
-        with netfilter() as kernel:
+        with Netlink(NETLINK_NETFILTER) if here_only else netfilter() as kernel:
             answer = kernel.ask(Request(kind, 0, body, f"look at the nft table {name}"))
     except (KernelError, OSError) as problem:
         raise CniError(
