@@ -209,10 +209,12 @@ def tested(given: dict) -> dict:
     peers = list(
         (asked(given["socket"] or socket_of(state["conf"]), peers=True).get("Peer") or {}).values()
     )
-    ports = at_once(lambda one: port(one, seconds), targets)
+    # Before the first thread here: the C library of Debian 11 ends a child that is forked while a
+    # thread is ending.
     dns = kernel.apart(
         lambda: at_once(lambda one: names(one, servers, seconds), targets), probe_pod.netns_path()
     )
+    ports = at_once(lambda one: port(one, seconds), targets)
     for target, its_port, its_name in zip(targets, ports, dns):
         results[target["node"]].update(
             route=probe.route(target["pod_cidrs"], target["tailnet_addresses"], peers),
