@@ -99,6 +99,22 @@ def test_no_address_and_no_port_of_a_running_pod_is_lost(node, served, datapath,
     assert node.is_empty()
 
 
+def test_a_pod_whose_bandwidth_is_limited_keeps_its_address(node, datapath):
+    """The ifb that limits it has the same alias, and no address."""
+    limits = {"egressRate": 8_000_000, "egressBurst": 8_000_000}
+    conf, pod = small(node, datapath=datapath), node.pod()
+    limited = {
+        **conf,
+        "capabilities": {"bandwidth": True},
+        "runtimeConfig": {"bandwidth": limits},
+    }
+    address = node.add(limited, pod).address
+    deleted(node)
+    assert node.add(conf).address != address
+    node.delete(limited, pod).succeeds()
+    assert node.add(conf).address == address
+
+
 @LOST
 def test_a_del_is_the_first_to_find_the_store_lost(node, served, lose):
     conf, pods = small(node), [node.pod(), node.pod()]

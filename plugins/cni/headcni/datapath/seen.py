@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..errors import CniError
 from ..model import Address
 from . import rtnl
+from .link import LIMITER
 from .netlink import Netlink, Request, attribute, attributes
 
 RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE, RTM_GETNEIGH, RTM_GETNSID = 18, 22, 26, 30, 90
@@ -50,7 +51,7 @@ def pod_links(kernel: Netlink) -> list[PodLink]:
         index = _LINK.unpack_from(body)[2]
         have = dict(attributes(body[_LINK.size :]))
         name = _text(have.get(rtnl.IFLA_IFNAME))
-        if name.startswith("hc"):
+        if name.startswith("hc") and not name.startswith(LIMITER):  # an ifb has no other end
             found.append(
                 PodLink(
                     name,
