@@ -148,10 +148,14 @@ def routes(ignore: Callable[[str], bool], proc: str = "/proc/net") -> list[Route
     return [route for route in dict.fromkeys(found) if not ignore(route.interface)]
 
 
+_UP, _REJECT = 0x1, 0x200  # RTF_UP and RTF_REJECT
+
+
 def _routes4(path: str) -> Iterator[Route]:
     for line in _lines(path)[1:]:
         fields = line.split()
-        if len(fields) < 8 or not int(fields[3], 16) & 1:
+        # A route that rejects leads to nobody; the routed datapath has one for its own range.
+        if len(fields) < 8 or int(fields[3], 16) & (_UP | _REJECT) != _UP:
             continue
         address, gateway, mask = (int(fields[at], 16).to_bytes(4, "little") for at in (1, 2, 7))
         width = bin(int.from_bytes(mask, "big")).count("1")
@@ -257,3 +261,15 @@ def _program(words: Sequence[str]) -> str:
         script = next((word for word in words[1:] if word and not word.startswith("-")), "")
         return os.path.basename(script) or first
     return first
+
+
+def legacy_filter() -> bool:
+    """Whether the older iptables has a filter table; to ask does not load its module."""
+    for name in ("ip_tables_names", "ip6_tables_names"):
+        try:
+            with open(f"/proc/net/{name}", encoding="ascii") as file:
+                if "filter" in file.read().split():
+                    return True
+        except OSError:
+            continue
+    return False
