@@ -105,6 +105,14 @@ test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
 test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
 	$(PYTEST) tests/outages
 
+.PHONY: test-firewalls
+test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on five nodes, some 15 minutes (not in `test`)
+	$(PYTEST) tests/firewalls
+
+.PHONY: test-soak
+test-soak: cache .venv/ready ## an hour of pods that come and go while firewalls reload and disks fill (not in `test`)
+	$(PYTEST) -s tests/soak
+
 .PHONY: test-day2
 test-day2: cache .venv/ready ## switching modes, upgrading, leaving, with pods talking meanwhile (not in `test`)
 	$(PYTEST) tests/day2

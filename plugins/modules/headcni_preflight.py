@@ -184,6 +184,8 @@ settled:
 
 import os
 import re
+import shutil
+import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -207,6 +209,7 @@ OTHER_CNI = {
     "weave": "Weave Net",
     "kube-bridge": "kube-router",
 }
+PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONTAINERD = (
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/etc/containerd/config.toml",
@@ -263,13 +266,14 @@ def main() -> None:
         *(overlaps(config, found.cidrs, given) if found else []),
         *names(config, given),
         *(conflists(config, found.cidrs, given) if found else []),
+        *(firewalls(config, found.cidrs) if found else []),
     ]
     told = None if given["awaits_pod_cidr"] else found
     current = node_release.current()
     result = {
         "changed": False,
         "problems": problems,
-        "notes": notes(given),
+        "notes": [*notes(given), *firewall_notes(config)],
         "pod_cidrs": [str(cidr) for cidr in told.cidrs] if told else [],
         "pod_cidr_source": told.source if told else "",
         "pod_cidr_guessed": bool(told and told.guessed),
@@ -544,6 +548,59 @@ def names(config: dict, given: dict) -> list[str]:
             "choose another name by headcni_node_interface"
         )
     return wrong
+
+
+def firewalls(config: dict, own) -> list[str]:
+    """Other firewalls that the daemon could not tell to let pods through."""
+    if firewall_mode(config) == "none":
+        return []
+    wrong = []
+    if kernel.legacy_filter() and not shutil.which("iptables-legacy", path=PROGRAMS):
+        wrong.append(
+            "firewall: rules of iptables-legacy are in force, and the program is not on this node: "
+            "install the package iptables"
+        )
+    if not firewalld_runs():
+        return wrong
+    for cidr in cidrs_of(node_config.cluster_cidrs(config, own)):
+        done = subprocess.run(
+            ["firewall-cmd", f"--get-zone-of-source={cidr}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        zone = done.stdout.strip()
+        if done.returncode == 0 and zone not in ("", "trusted"):
+            wrong.append(
+                f"firewall: firewalld has {cidr}, the pods' addresses, in its zone {zone}: "
+                f"firewall-cmd --permanent --zone={zone} --remove-source={cidr}, then "
+                "firewall-cmd --reload; or set headcni_node_firewall to none"
+            )
+    return wrong
+
+
+def firewall_mode(config: dict) -> str:
+    return (config.get("network") or {}).get("firewall") or "auto"
+
+
+def firewalld_runs() -> bool:
+    return node.has_systemd() and node.unit("firewalld.service").active == "active"
+
+
+def firewall_notes(config: dict) -> list[str]:
+    """Which firewalls there are, and what becomes of them."""
+    does = "HeadCNI lets pods through it, see docs/firewalls.md"
+    if firewall_mode(config) == "none":
+        does = "headcni_node_firewall is none, so let pods through it yourself: docs/firewalls.md"
+    there = []
+    if firewalld_runs():
+        there.append("firewalld")
+    if "ENABLED=yes" in (node_config.read("/etc/ufw/ufw.conf") or "").split():
+        there.append("ufw")
+    if node.has_systemd() and node.unit("docker.service").active == "active":
+        there.append("Docker")
+    return [f"firewall: {name} is active: {does}" for name in there]
 
 
 def notes(given: dict) -> list[str]:

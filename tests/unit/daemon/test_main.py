@@ -10,8 +10,9 @@ import pytest
 
 from headcni.daemon import main
 from headcni.daemon.config import parse
-from headcni.daemon.main import Conditions, Daemon, cluster_cidrs, control_path, prefs_file
+from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
 from headcni.daemon.monitor import ask
+from headcni.daemon.pod_traffic import cluster_cidrs
 from headcni.daemon.routes import Condition, Report
 from headcni.model import Owner, PodRef
 from headcni.store import Attachment, PluginState

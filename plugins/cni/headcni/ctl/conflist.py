@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 from .. import conflist
 from ..daemon import config as configuration
 from ..daemon.config import DaemonConfig
-from ..daemon.main import cluster_cidrs
+from ..daemon.pod_traffic import cluster_cidrs
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
 from ..podcidr import PodCidrError
 from ..store import DATA_DIR

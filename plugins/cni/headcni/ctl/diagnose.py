@@ -10,9 +10,10 @@ from typing import Callable, Dict, List, Tuple
 
 from .. import conflist, result, verbs
 from ..daemon import config as configuration
+from ..daemon import pod_traffic
 from ..daemon.config import DaemonConfig
 from ..daemon.control import asked
-from ..daemon.main import control_path, traffic_now
+from ..daemon.main import control_path
 from ..daemon.tailscale import LocalApi
 from ..datapath import firewall, host_firewall
 from ..errors import CniError
@@ -110,7 +111,7 @@ def _firewall(config: DaemonConfig) -> Iterator[str]:
 
 
 def _firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
-    return host_firewall.look(traffic_now(config, node.attachments(config)))
+    return host_firewall.look(pod_traffic.now(config, node.attachments(config)))
 
 
 def _firewalls_told(config: DaemonConfig) -> List[str]:

@@ -15,7 +15,8 @@ from ..daemon import config as configuration
 from ..daemon.approvals import RouteKeeper, identify
 from ..daemon.config import DaemonConfig
 from ..daemon.headscale import HeadscaleClient
-from ..daemon.main import cluster_cidrs, prefs_file
+from ..daemon.main import prefs_file
+from ..daemon.pod_traffic import cluster_cidrs
 from ..daemon.routes import Mesh, RouteManager
 from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
 from ..datapath import host_firewall

@@ -25,7 +25,8 @@ from typing import Optional
 from ..daemon import config as configuration
 from ..daemon.config import DaemonConfig
 from ..daemon.control import asked
-from ..daemon.main import cluster_cidrs, control_path, mesh_of, namespace_of, prefs_file
+from ..daemon.main import control_path, mesh_of, namespace_of, prefs_file
+from ..daemon.pod_traffic import cluster_cidrs
 from ..daemon.routes import Mesh, RouteManager
 from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
 from ..datapath import nft

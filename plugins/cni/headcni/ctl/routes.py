@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 from ..daemon import config as configuration
 from ..daemon.kernel_routes import Route, RouteSocket
-from ..daemon.main import cluster_cidrs
+from ..daemon.pod_traffic import cluster_cidrs
 from ..daemon.routes import PRIORITY, TABLE, Claim, claims_of, plan, prefixes
 from ..daemon.tailscale import LocalApi
 from ..errors import CniError

@@ -1,6 +1,6 @@
 """Keeps packets of pods passing: our own nft tables whole, and other firewalls told about pods.
 
-Runs when any nftables rule changes, and now and then: the older iptables tells nobody of changes.
+Runs when any nftables rule changes, and now and then.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .tailscale import LocalApi
 NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES = 1, 7
 QUIET_SECONDS = 0.05  # a reload is many changes: wait until they have ended
 SHORTEST_PAUSE = 1.0  # between two passes that changes asked for
+POLL_SECONDS = 2.0  # between passes where the older iptables blocks, which tells nobody of changes
 STOP_SECONDS = 5.0
 RETRY_SECONDS = 60.0
 MOST_TRIES = 3  # a tailscaled that cannot write rules at all is left alone
@@ -140,6 +141,7 @@ class Firewalls:
 
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
+        others: list[str] = []
         try:
             if self._store().is_unverified():
                 recover(self._store())  # nobody may have called for a long time
@@ -154,7 +156,7 @@ class Firewalls:
         try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired
-            problems += [one.in_words() for one in found if one.problem]
+            others = [one.in_words() for one in found if one.problem]
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
@@ -164,21 +166,23 @@ class Firewalls:
             log.warn("tailscaled's own rules were not written again", problem=problem)
         for line in repaired:
             log.info("repaired", was=line)
+        blocked.write("; ".join(others))
+        problems += others
         self._tell("; ".join(problems))
         self._on_pass(time.monotonic() - began, not problems, len(repaired))
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:
             if problem:
-                log.error("packets of pods may be blocked", problem=problem)
+                log.error("packets of pods may not pass", problem=problem)
             else:
-                log.info("no firewall blocks pods any more")
+                log.info("packets of pods pass again")
             self._problem = problem
-        blocked.write(problem)
 
     def _wait(self, changes: socket.socket, began: float) -> None:
         """Until a rule has changed and all is quiet again, or it is time for a regular pass."""
-        due = began + self._interval
+        legacy = self._others.legacy
+        due = began + (min(self._interval, POLL_SECONDS) if legacy else self._interval)
         while not self._stopping.is_set():
             left = due - time.monotonic()
             if left <= 0:

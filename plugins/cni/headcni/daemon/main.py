@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
 from ..datapath import firewall
@@ -26,10 +25,11 @@ from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
 from ..ipam.allocate import Ipam
-from ..model import Address, Network, PodRef
+from ..model import Network, PodRef
 from ..store import Attachment, Store
 from . import config as configuration
 from . import log as logs
+from . import pod_traffic
 from .approvals import ApprovalReport, RouteKeeper, identify
 from .config import DaemonConfig
 from .control import SOCKET as CONTROL
@@ -39,6 +39,7 @@ from .firewalls import Firewalls, TailscaleRules
 from .headscale import HeadscaleClient
 from .metrics import Metrics
 from .monitor import Monitor, Reason, ask
+from .pod_traffic import cluster_cidrs
 from .routes import Mesh, Report, RouteManager
 from .server import CniServer, Served
 from .tailscale import STATE_FILE, LocalApi, NodePrefs
@@ -178,6 +179,7 @@ class Daemon:
         self._nft_trouble = "the nft rules have not been tried on this node yet"
         self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
         self._udp_port = 0
+        self._attachments: Sequence[Attachment] = ()
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
 
     @property
@@ -452,13 +454,11 @@ class Daemon:
 
     def _pod_traffic(self) -> PodTraffic:
         """What other firewalls have to let through on this node."""
-        attachments = self.store.attachments()
+        port = self._tailscaled_port() if self.namespace is None else 0
         cidrs = self.pod_cidrs, self.cluster_cidrs
-        if self.namespace is None:
-            return traffic_of(self.config, *cidrs, attachments, udp_port=self._tailscaled_port())
-        if self.routes is not None:
-            return traffic_of(self.config, *cidrs, attachments, self.routes.mesh.gateways)
-        return traffic_of(self.config, *cidrs, attachments, _gateways(self.namespace))
+        with suppress(CniError):  # without the store, those of the last time
+            self._attachments = self.store.attachments()
+        return pod_traffic.of(self.config, *cidrs, self._attachments, port)
 
     def _tailscaled_port(self) -> int:
         """The UDP port of the node's tailscaled; asked for until it is known."""
@@ -556,18 +556,6 @@ def _pod_cidrs(config: DaemonConfig) -> Tuple[Network, ...]:
     return tuple(resolution.cidrs)
 
 
-def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
-    """Of which network.podCIDR.base is the authority; else a /16 and a /48 around our own."""
-    if config.network.pod_cidr.base:
-        return config.network.pod_cidr.base
-    found: List[Network] = []
-    for cidr in own:
-        width = min(cidr.prefixlen, 16 if cidr.version == 4 else 48)
-        found.append(ip_network(cidr).supernet(new_prefix=width))
-    log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
-    return tuple(found)
-
-
 def mesh_of(
     config: DaemonConfig,
     own: Tuple[Network, ...],
@@ -582,47 +570,6 @@ def mesh_of(
         interface=config.tailscale.interface,
         gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
     )
-
-
-def traffic_of(
-    config: DaemonConfig,
-    own: Tuple[Network, ...],
-    cluster: Tuple[Network, ...],
-    attachments: Sequence[Attachment],
-    tailscaled: Tuple[Address, ...] = (),
-    udp_port: int = 0,
-) -> PodTraffic:
-    """What pods of this node send and get. `tailscaled` is where our own is in daemon mode,
-    `udp_port` the node's own tailscaled's in host mode."""
-    bridges = {config.network.bridge}
-    for one in attachments:
-        if one.host_ifname and one.config.get("datapath") != "routed":
-            bridges.add(str(one.config.get("bridge") or config.network.bridge))
-    return PodTraffic(
-        bridges=tuple(sorted(bridges)),
-        pod_cidrs=own,
-        cluster_cidrs=cluster,
-        mesh=config.tailscale.interface,
-        tailscaled=tailscaled,
-        answers_for_node=config.tailscale.answer_for_node,
-        udp_port=udp_port,
-    )
-
-
-def traffic_now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
-    """The same for who looks without the daemon."""
-    own = tuple(configuration.pod_cidrs(config).cidrs)
-    cluster, namespace = cluster_cidrs(config, own), namespace_of(config, own)
-    if namespace is not None:
-        return traffic_of(config, own, cluster, attachments, _gateways(namespace))
-    port = 0
-    with suppress(CniError):
-        port = LocalApi(config.tailscale.socket_path).udp_port()
-    return traffic_of(config, own, cluster, attachments, udp_port=port)
-
-
-def _gateways(namespace: MeshNamespace) -> Tuple[Address, ...]:
-    return tuple(namespace.gateways.values()) if namespace.exists else ()
 
 
 def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Optional[MeshNamespace]:

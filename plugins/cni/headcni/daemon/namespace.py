@@ -746,6 +746,18 @@ def _endpoint(address: Address, port: int) -> str:
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
+def _tell_firewalls(path: str) -> None:
+    """tailscaled has to get out before the daemon has been started for the first time."""
+    from ..datapath.host_firewall import Cooperation
+    from . import pod_traffic
+
+    config = configuration.load(path, missing_ok=True)
+    if config.network.firewall != "auto":
+        return
+    for one in Cooperation(manage=True).ensure(pod_traffic.now(config, ())):
+        print(f'msg="{one.in_words()}"', file=sys.stderr)
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """0: it is right, or was made so. 1: `check` found differences, on stdout. 2: it failed."""
     parser = argparse.ArgumentParser(
@@ -761,8 +773,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if given.verb == "remove":
             mesh.remove()
         elif given.verb == "ensure":
-            for one in mesh.ensure():
+            repaired = mesh.ensure()
+            for one in repaired:
                 print(f'msg="repaired" difference="{one}"', file=sys.stderr)
+            if repaired and not given.mesh:
+                _tell_firewalls(given.config)
         else:
             found = mesh.differences()
             print("\n".join(found) or "no differences")

@@ -49,6 +49,7 @@ class Cooperation:
         self._firewalld: Optional[tuple[object, ...]] = None
         self.found: tuple[Found, ...] = ()
         self.repaired: tuple[str, ...] = ()
+        self.legacy = False  # whether the older iptables blocks
         self.chain_names: frozenset[str] = frozenset()  # of every table of the node
 
     def ensure(self, traffic: PodTraffic) -> tuple[Found, ...]:
@@ -57,6 +58,7 @@ class Cooperation:
         with chains.open_netlink() as kernel:
             view = (chains.generation(kernel), traffic)
             legacy = iptables.legacy_tables()
+            self.legacy = any(True for table in legacy for _unused in table.blocking())
             if view == self._calm and not legacy:
                 return self.found
             every = [*_others(chains.tables(kernel)), *legacy]

@@ -67,8 +67,9 @@ class PodTraffic:
     bridges: Tuple[str, ...] = ("headcni0",)
     pod_cidrs: Tuple[Network, ...] = ()
     cluster_cidrs: Tuple[Network, ...] = ()
-    mesh: str = "tailscale0"  # headcni01 in daemon mode
-    # daemon mode: the addresses of our own tailscaled on the far side of headcni01.
+    meshes: Tuple[str, ...] = ("tailscale0",)  # the links that other nodes' pods come by
+    # The link to our own tailscaled, and its addresses there, where daemon mode has one.
+    own_link: str = ""
     tailscaled: Tuple[Address, ...] = ()
     answers_for_node: bool = False
     udp_port: int = 0  # of a tailscaled in the node's own network namespace
@@ -86,14 +87,15 @@ class PodTraffic:
             pods, version = str(cidr), cidr.version
             for link in self.links:
                 yield Accept("forward", version, came_by=link, source=pods)
-                yield Accept("forward", version, self.mesh, link, destination=pods)
+                for mesh in self.meshes:
+                    yield Accept("forward", version, mesh, link, destination=pods)
                 for state in ("reply", "dnat"):
                     yield Accept("forward", version, "", link, destination=pods, state=state)
         for address in self.tailscaled:
             own, version = str(address), address.version
-            yield Accept("forward", version, came_by=self.mesh, source=own)
+            yield Accept("forward", version, came_by=self.own_link, source=own)
             for state in ("reply", "dnat"):
-                yield Accept("forward", version, "", self.mesh, destination=own, state=state)
+                yield Accept("forward", version, "", self.own_link, destination=own, state=state)
 
     def _input(self) -> Iterator[Accept]:
         for cidr in self.pod_cidrs:
@@ -102,9 +104,10 @@ class PodTraffic:
                 if cidr.version == 6:  # pods look for their gateway by link-local addresses
                     yield Accept("input", 6, link, protocol="ipv6-icmp")
         for cidr in self.cluster_cidrs:
-            yield Accept("input", cidr.version, self.mesh, source=str(cidr))
+            for mesh in self.meshes:
+                yield Accept("input", cidr.version, mesh, source=str(cidr))
         for address in self.tailscaled if self.answers_for_node else ():
-            yield Accept("input", address.version, self.mesh, source=str(address))
+            yield Accept("input", address.version, self.own_link, source=str(address))
         for version in (4, 6) if self.udp_port else ():
             yield Accept("input", version, protocol="udp", port=self.udp_port)
 
@@ -115,6 +118,7 @@ class PodTraffic:
                 if cidr.version == 6:
                     yield Accept("output", 6, "", link, protocol="ipv6-icmp")
         for cidr in self.cluster_cidrs:
-            yield Accept("output", cidr.version, "", self.mesh, destination=str(cidr))
+            for mesh in self.meshes:
+                yield Accept("output", cidr.version, "", mesh, destination=str(cidr))
         for address in self.tailscaled:
-            yield Accept("output", address.version, "", self.mesh, destination=str(address))
+            yield Accept("output", address.version, "", self.own_link, destination=str(address))

@@ -1,0 +1,82 @@
+"""What packets of pods there are on this node, for the firewalls that have to let them through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_interface, ip_network
+from typing import List, Tuple
+
+from .. import repair
+from ..datapath.host_firewall import PodTraffic
+from ..datapath.netlink import Netlink
+from ..errors import CniError
+from ..model import Address, Network
+from ..store import Attachment
+from . import config as configuration
+from .config import DaemonConfig
+from .log import Log
+from .tailscale import LocalApi
+
+OWN_LINK = "headcni01"
+
+log = Log("daemon")
+
+
+def of(
+    config: DaemonConfig,
+    own: Tuple[Network, ...],
+    cluster: Tuple[Network, ...],
+    attachments: Sequence[Attachment],
+    udp_port: int,
+) -> PodTraffic:
+    """`udp_port` is that of a tailscaled in the node's own network namespace. The link to a
+    tailscaled of ours counts in host mode too: while the mode is switched, both have to work."""
+    bridges = {config.network.bridge}
+    for one in attachments:
+        if one.host_ifname and one.config.get("datapath") != "routed":
+            bridges.add(str(one.config.get("bridge") or config.network.bridge))
+    mesh = config.tailscale.interface
+    own_link = mesh if config.tailscale.mode == "daemon" else OWN_LINK
+    return PodTraffic(
+        bridges=tuple(sorted(bridges)),
+        pod_cidrs=own,
+        cluster_cidrs=cluster,
+        meshes=tuple(dict.fromkeys((mesh, own_link))),
+        own_link=own_link,
+        tailscaled=_far_end(own_link),
+        answers_for_node=config.tailscale.answer_for_node,
+        udp_port=udp_port,
+    )
+
+
+def now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
+    """The same, for who has nothing but the configuration."""
+    own = tuple(configuration.pod_cidrs(config).cidrs)
+    port = 0
+    if config.tailscale.mode == "host":
+        with suppress(CniError):
+            port = LocalApi(config.tailscale.socket_path).udp_port()
+    return of(config, own, cluster_cidrs(config, own), attachments, port)
+
+
+def _far_end(link: str) -> Tuple[Address, ...]:
+    """Of each network of the link to our tailscaled the node has the first address, and tailscaled
+    the one after it; nothing if there is no such link."""
+    with Netlink() as kernel:
+        index = kernel.index(link)
+        texts = repair.look(kernel).addresses.get(index, frozenset()) if index else frozenset()
+    found = sorted((ip_interface(one) for one in texts), key=lambda one: one.version)
+    return tuple(one.ip + 1 for one in found if not one.ip.is_link_local)
+
+
+def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
+    """Of which network.podCIDR.base is the authority; else a /16 and a /48 around our own."""
+    if config.network.pod_cidr.base:
+        return config.network.pod_cidr.base
+    found: List[Network] = []
+    for cidr in own:
+        width = min(cidr.prefixlen, 16 if cidr.version == 4 else 48)
+        found.append(ip_network(cidr).supernet(new_prefix=width))
+    log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
+    return tuple(found)
