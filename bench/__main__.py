@@ -13,10 +13,16 @@ from pathlib import Path
 
 from lab import tools
 
-from . import cni, fleet, headscale, ipam, k8s, plots, routes, site, stage, traffic
+from . import cni, fleet, headscale, ipam, k8s, plots, routes, site, spoofing, stage, traffic
 from .measure import Findings, Row
 
-ON_A_STAGE = {"cni": cni.run, "ipam": ipam.run, "memory": cni.memory, "routes": routes.run}
+ON_A_STAGE = {
+    "cni": cni.run,
+    "ipam": ipam.run,
+    "memory": cni.memory,
+    "routes": routes.run,
+    "spoofing": spoofing.run,
+}
 ON_THE_FLEET = {"site": site.run, "traffic": traffic.run}
 BY_ITSELF = {"headscale": headscale.run, "k8s": k8s.run}
 PARTS = (*ON_A_STAGE, *BY_ITSELF, *ON_THE_FLEET)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Any
 
 Timings = dict[str, list[float]]
@@ -76,6 +77,13 @@ class Findings:
     plots: dict[str, Series] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     breakdown: dict[str, float] = field(default_factory=dict)  # of one ADD, in milliseconds
+
+
+def ratio_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """One standard error of the ratio of the sums, from how the pairs scatter."""
+    ratio = fmean(ours) / fmean(theirs)
+    apart = [mine - ratio * other for mine, other in zip(ours, theirs)]
+    return stdev(apart) / len(apart) ** 0.5 / fmean(theirs)
 
 
 def timed(work: Callable[[], Any]) -> float:

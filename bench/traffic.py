@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from .fleet import NODES, LabCommand, playbook
-from .measure import Findings, Row
+from .measure import Findings, Row, ratio_error
 
 SENDER, RECEIVER = "node1", "node2"
 # Both nodes and both ends share the cores, so a second's traffic scatters by a tenth and drifts:
@@ -82,16 +82,9 @@ def run(lab: LabCommand, findings: Findings) -> None:
                 unit="Mbit/s",
                 bar=0.98,
                 at_least=True,
-                note=f"{len(ours)} rounds, one standard error {_error(ours, theirs):.3f}",
+                note=f"{len(ours)} rounds, one standard error {ratio_error(ours, theirs):.3f}",
             )
         )
-
-
-def _error(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Of the ratio of the sums, from how the pairs scatter."""
-    ratio = fmean(ours) / fmean(theirs)
-    apart = [mine - ratio * other for mine, other in zip(ours, theirs)]
-    return stdev(apart) / len(apart) ** 0.5 / fmean(theirs)
 
 
 def _measured(lab: LabCommand, kinds: Sequence[Kind]) -> dict[str, dict[str, list[float]]]:
