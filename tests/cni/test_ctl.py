@@ -78,7 +78,11 @@ def test_it_runs_on_every_python_of_a_node(program, python, write_file):
     ("name", "content", "kind"),
     [
         ("a.conf", NETCONF, "netconf"),
-        ("a.conflist", build(Options(["10.55.1.0/24"])), "conflist"),
+        (
+            "a.conflist",
+            build(Options(["10.55.1.0/24"], cluster_cidrs=["10.55.0.0/16"])),
+            "conflist",
+        ),
         ("config.yaml", "logging: {level: debug}\n", "config.yaml"),
         ("config.json", {"logging": {"level": "debug"}}, "config.yaml"),
         ("chain.conf", {**NETCONF, "plugins": [{"type": "bridge"}]}, "netconf"),
@@ -268,3 +272,22 @@ def test_without_a_daemon_status_and_events_say_so_and_that_it_is_not_known(ctl,
         done = ctl(verb, "--config", config)
         assert done.returncode == 3
         assert "systemctl status headcni-daemon" in done.stderr
+
+
+def test_validate_names_an_unknown_key_of_the_ipam_section(ctl):
+    netconf = {**NETCONF, "ipam": {"type": "headcni-ipam", "someday": 1}}
+    done = ctl("validate", "-", stdin=json.dumps(netconf))
+    assert done.returncode == 1
+    assert "ipam.someday is 1: expected a known key" in done.stdout
+
+
+def test_validate_warns_of_a_cluster_range_that_nobody_knows(ctl):
+    netconf = {**NETCONF, "subnet_file": "/nowhere/subnet.env"}
+    netconf.pop("cluster_cidr", None)
+    done = ctl("validate", "-", stdin=json.dumps(netconf))
+    assert done.returncode == 0, done.stdout
+    assert "warning: cluster_cidr is not known" in done.stdout
+    answer = json.loads(ctl("validate", "--json", "-", stdin=json.dumps(netconf)).stdout)
+    assert answer["valid"] is True and len(answer["warnings"]) == 1
+    known = {**netconf, "cluster_cidr": "10.0.0.0/8"}
+    assert "warning" not in ctl("validate", "-", stdin=json.dumps(known)).stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from cni_node import EMPTY
 
@@ -470,6 +472,24 @@ class TestStatus:
         assert "tailscale0" in error["msg"] and "systemctl status tailscaled" in error["details"]
         node.netns.ip("tuntap add tailscale0 mode tun")
         assert node.call("STATUS", conf).code == 0
+
+    def test_a_mesh_that_is_gone_for_moments_is_no_reason_to_evict_pods(self, node):
+        conf = node.conf(headscale_url="https://headscale.example.org", mesh_grace=2)
+        node.netns.ip("tuntap add tailscale0 mode tun")
+        assert node.call("STATUS", conf).code == 0
+        node.netns.ip("link del tailscale0")
+        assert node.call("STATUS", conf).code == 0
+        node.netns.ip("tuntap add tailscale0 mode tun")
+        assert node.call("STATUS", conf).code == 0
+        node.netns.ip("link del tailscale0")
+        assert node.call("STATUS", conf).code == 0
+        time.sleep(2)
+        error = node.call("STATUS", conf).error
+        assert error["code"] == 51
+        assert "it is missing for" in error["details"] and "mesh_grace" in error["details"]
+        assert node.call("STATUS", {**conf, "mesh_grace": 60}).code == 0
+        node.sql("UPDATE meta SET value = 'another-boot -1' WHERE key = 'mesh tailscale0'")
+        assert node.call("STATUS", {**conf, "mesh_grace": 60}).error["code"] == 51
 
     def test_a_store_that_cannot_be_opened_is_50(self, node):
         (node.tmp / "data").write_text("a file where a directory should be")

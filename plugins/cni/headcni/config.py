@@ -21,7 +21,15 @@ from .errors import (
     UNDECODABLE,
     CniError,
 )
-from .ipam.config import ANNOTATIONS, Problem, parse_address, parse_ipam, split_cni_args
+from .ipam.config import (
+    ANNOTATIONS,
+    Problem,
+    parse_address,
+    parse_ipam,
+    split_cni_args,
+    tolerated,
+    warn,
+)
 from .model import (
     Address,
     Bandwidth,
@@ -43,7 +51,7 @@ _KEYS = (
     *("headscale_url", "tailscale_socket", "pod_cidr", "service_cidr", "cluster_cidr"),
     *("magic_dns", "mtu", "enable_ipv6", "enable_network_policy", "mode", "datapath", "bridge"),
     *("ip_masq", "hairpin", "default_route", "mac", "delegate", "plugins", "delegate_timeout"),
-    *("is_gateway", "data_dir", "subnet_file"),
+    *("is_gateway", "mesh_grace", "data_dir", "subnet_file"),
     *("anti_spoofing", "anti_spoofing_exempt"),
 )
 # As other plugins spell them.
@@ -113,8 +121,12 @@ def parse(stdin: bytes, env: Mapping[str, str], forgiving: bool = False) -> Netw
     network = _network(conf, env, found)
     if forgiving:
         found = [problem for problem in found if problem.path == "name"]
+    else:
+        found = tolerated(found)
     if found:
         raise error(found)
+    for doubt in () if forgiving else _doubts(network):
+        warn(doubt)
     if not _ONCE.intersection(conf):
         if len(_known) >= KEPT:
             _known.clear()
@@ -153,6 +165,30 @@ def problems(stdin: bytes, env: Mapping[str, str]) -> list[Problem]:
         found.append(Problem("cniVersion", conf.get("cniVersion"), " or ".join(CNI_VERSIONS)))
     _network(conf, env, found)
     return found
+
+
+def doubts(text: bytes, env: Mapping[str, str]) -> list[str]:
+    """What is no mistake in a netconf or conflist, but probably not meant."""
+    try:
+        conf, found = _decode(text)
+    except CniError:
+        return []
+    plugins = conf["plugins"] if isinstance(conf.get("plugins"), list) else ()
+    listed = (conf,) if conf.get("type") == TYPE else plugins
+    return [
+        doubt
+        for plugin in listed
+        if isinstance(plugin, dict) and plugin.get("type") == TYPE
+        for doubt in _doubts(_network({"name": "injected", **plugin}, env, found))
+    ]
+
+
+def _doubts(network: NetworkConfig) -> Iterator[str]:
+    if network.ip_masq and network.ipam.type and not (network.cluster_cidrs or network.delegates):
+        yield (
+            "cluster_cidr is not known, neither here nor from subnet.env: pods of other nodes see"
+            " the node's address in place of the pod's; set cluster_cidr to the cluster's range"
+        )
 
 
 def conflist_problems(text: bytes, env: Mapping[str, str]) -> list[Problem]:
@@ -468,6 +504,7 @@ def _network(
         bandwidth=_bandwidth(runtime),
         delegates=delegates,
         delegate_timeout=_delegate_timeout(top),
+        mesh_grace=float(top.number("mesh_grace", int(NetworkConfig.mesh_grace), 0, 3600)),
         data_dir=top.path_name(
             "data_dir", env.get("HEADCNI_DATA_DIR") or subnet_env.DEFAULT_DATA_DIR
         ),

@@ -139,6 +139,7 @@ class NetworkConfig:
     bandwidth: Bandwidth = Bandwidth()
     delegates: Tuple[Mapping[str, Any], ...] = ()
     delegate_timeout: float = 60.0
+    mesh_grace: float = 60.0  # seconds without the mesh interface until STATUS says so
     data_dir: str = "/var/lib/cni/headcni"
     prev_result: Optional[Mapping[str, Any]] = None
     runtime_config: Mapping[str, Any] = field(default_factory=dict)

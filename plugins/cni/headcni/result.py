@@ -15,6 +15,7 @@ from typing import Any, Callable
 from .errors import INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
 from .model import Dns, LeasedAddress
 
+OLDEST = ("0.1.0", "0.2.0")  # which some callers of loopback and IPAM plugins still speak
 VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CANONICAL = VERSIONS[-1]
 _READABLE = ("0.3.0", *VERSIONS)  # 0.3.0 is 0.3.1 by another name, and some plugins still say it
@@ -24,6 +25,8 @@ Result = dict[str, Any]
 
 def shape(result: Mapping[str, Any], version: str) -> Result:
     """A canonical result as the given version has it."""
+    if version in OLDEST:
+        return _oldest(result, version)
     ips: Iterable[Mapping[str, Any]] = result.get("ips") or ()
     if before(version, "1.0.0"):
         ips = [{"version": "6" if ":" in ip["address"] else "4", **ip} for ip in ips]
@@ -36,6 +39,21 @@ def shape(result: Mapping[str, Any], version: str) -> Result:
         "dns": _only(_DNS, result.get("dns") or {}),
     }
     return {"cniVersion": version, **{key: value for key, value in sections.items() if value}}
+
+
+def _oldest(result: Mapping[str, Any], version: str) -> Result:
+    """One address of each family, the first, with the routes of its family."""
+    shaped: Result = {"cniVersion": version}
+    for ip in result.get("ips") or ():
+        made = {"ip": ip["address"], "gateway": ip.get("gateway")}
+        family = "ip6" if ":" in ip["address"] else "ip4"
+        shaped.setdefault(family, {key: value for key, value in made.items() if value})
+    for route in result.get("routes") or ():
+        family = "ip6" if ":" in route["dst"] else "ip4"
+        if family in shaped:
+            shaped[family].setdefault("routes", []).append(_only(_ROUTE_1_0, route))
+    dns = _only(_DNS, result.get("dns") or {})
+    return {**shaped, "dns": dns} if dns else shaped
 
 
 def ips_of(leased: Iterable[LeasedAddress], interface: int | None = None) -> list[Result]:

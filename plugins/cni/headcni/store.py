@@ -25,6 +25,7 @@ from .model import Address, Lease, LeasedAddress, Owner, PodRef
 T = TypeVar("T")
 
 DATA_DIR = "/var/lib/cni/headcni"
+PRESENT = -1.0  # of a mesh interface: it is there
 FILE_NAME = "headcni.db"
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 BUSY_SECONDS = 10.0
@@ -284,6 +285,17 @@ class Store:
             return taken
 
         return self.atomically(work)
+
+    def mesh_seen(self, name: str) -> float | None:
+        """When STATUS first missed an interface of this boot, in seconds since then; PRESENT if it
+        was there last time; None if it never was."""
+        row = self._one("SELECT value FROM meta WHERE key = ?", f"mesh {name}")
+        boot, _unused, since = row[0].rpartition(" ") if row else ("", "", "0")
+        return float(since) if boot == self.boot_id and row else None
+
+    def note_mesh(self, name: str, since: float) -> None:
+        value = f"{self.boot_id} {since}"
+        self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", f"mesh {name}", value)
 
     def attachment(self, owner: Owner) -> Attachment | None:
         row = self._one(_SELECT_ATTACHMENT, *_key(owner))

@@ -39,7 +39,7 @@ from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, PodRef, Route
 from .shim import HAND_OVER_SECONDS, MAGIC
-from .store import Attachment, Store, Tombstone, last_known
+from .store import PRESENT, Attachment, Store, Tombstone, last_known
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
@@ -463,17 +463,36 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
             raise CniError(NOT_AVAILABLE, unreadable.msg, unreadable.details) from unreadable
     if network.ip_masq and not firewall.is_current(node.store):
         firewall.try_out()  # no pod has tried yet
-    mesh = MESH_LINKS[network.mode]
-    if {"headscale_url", "tailscale_socket"} & set(network.raw) and not node.kernel.index(mesh):
-        raise CniError(
-            LIMITED,
-            f"{mesh} is not there, so pods cannot reach other nodes",
-            f"mode is {network.mode}; see: systemctl status "
-            + ("tailscaled" if network.mode == "host" else "headcni-tailscaled"),
-        )
+    if {"headscale_url", "tailscale_socket"} & set(network.raw):
+        _require_mesh(node, network)
     problem = blocked.read()
     if problem:
         raise CniError(LIMITED, "another firewall on this node blocks pods", problem)
+
+
+def _require_mesh(node: Node, network: NetworkConfig) -> None:
+    """A runtime that is told of a missing interface reports the node as not ready, and its pods
+    are evicted. So an interface that was there, and is gone for moments only, is not missing: a
+    tailscaled that restarts takes its interface along. When it went is kept in the store, as most
+    calls of STATUS are processes of their own."""
+    mesh, now = MESH_LINKS[network.mode], time.clock_gettime(time.CLOCK_BOOTTIME)
+    seen = node.store.mesh_seen(mesh)
+    if node.kernel.index(mesh):
+        if seen != PRESENT:
+            node.store.note_mesh(mesh, PRESENT)
+        return
+    if seen == PRESENT:
+        node.store.note_mesh(mesh, now)
+        seen = now
+    if seen is None or now - seen >= network.mesh_grace:
+        since = f"for {now - seen:.0f} s" if seen is not None else "since the node started"
+        raise CniError(
+            LIMITED,
+            f"{mesh} is not there, so pods cannot reach other nodes",
+            f"it is missing {since} (mesh_grace is {network.mesh_grace:g} s), mode is "
+            f"{network.mode}; see: systemctl status "
+            + ("tailscaled" if network.mode == "host" else "headcni-tailscaled"),
+        )
 
 
 VERBS: dict[str, Callable[[Node, NetworkConfig, Call], Any]] = {

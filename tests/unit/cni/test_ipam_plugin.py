@@ -105,7 +105,10 @@ def test_add_del_add_walks_through_in_every_version(plugin, version):
     assert plugin.ok("ADD", "c2") != first
     assert plugin.ok("DEL") is None
     assert plugin.ok("DEL") is None, "and idempotent"
-    assert plugin.ips("c3") == ["10.1.2.4/24", "fd00:1::3/64"]
+    third = plugin.ok("ADD", "c3")
+    addresses = [ip["address"] for ip in third.get("ips", ())]
+    old = [third[family]["ip"] for family in ("ip4", "ip6") if family in third]
+    assert (addresses or old) == ["10.1.2.4/24", "fd00:1::3/64"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,10 @@ def test_add_del_add_walks_through_in_every_version(plugin, version):
         ("GC", "1.1.0", 0),
         ("STATUS", "1.0.0", errors.INCOMPATIBLE_VERSION),
         ("STATUS", "1.1.0", 0),
-        ("ADD", "0.2.0", errors.INCOMPATIBLE_VERSION),
-        ("ADD", "0.1.0", errors.INCOMPATIBLE_VERSION),
-        ("ADD", None, errors.INCOMPATIBLE_VERSION),
+        ("CHECK", "0.2.0", errors.INCOMPATIBLE_VERSION),
+        ("ADD", "0.2.0", 0),
+        ("ADD", "0.1.0", 0),
+        ("ADD", None, 0),
         ("ADD", "2.0.0", errors.INCOMPATIBLE_VERSION),
         ("DEL", "9", errors.INCOMPATIBLE_VERSION),
     ],

@@ -133,7 +133,7 @@ def test_what_libcni_writes_into_older_results_is_kept():
     assert read(old, "0.4.0") == FULL
 
 
-@pytest.mark.parametrize("version", ["0.2.0", "1.2.0", "", None, 1])
+@pytest.mark.parametrize("version", ["0.5.0", "1.2.0", "", None, 1])
 def test_an_unknown_version_is_refused_with_those_that_are_known(version):
     with pytest.raises(errors.CniError) as caught:
         shape(FULL, version)

@@ -20,11 +20,15 @@ def run(args: argparse.Namespace) -> int:
     text = read(args.file)
     kind = kind_of(args.file, text)
     found = problems(kind, text)
+    doubts = [] if kind == "config.yaml" else config.doubts(text, _ours())
     if args.json:
         answer: Dict[str, Any] = {"file": args.file, "kind": kind}
+        if doubts:
+            answer["warnings"] = doubts
         show({**answer, **json.loads(config.render(found, as_json=True))}, as_json=True)
     else:
-        show(f"{args.file} ({kind}): {config.render(found)}", as_json=False)
+        lines = [f"{args.file} ({kind}): {config.render(found)}"]
+        show("\n".join([*lines, *(f"  warning: {doubt}" for doubt in doubts)]), as_json=False)
     return NO if found else OK
 
 
@@ -43,7 +47,7 @@ def kind_of(path: str, text: bytes) -> str:
 
 
 def problems(kind: str, text: bytes) -> List[Problem]:
-    ours = {key: value for key, value in os.environ.items() if key.startswith("HEADCNI_")}
+    ours = _ours()
     if kind == "conflist":
         return config.conflist_problems(text, ours)
     if kind == "netconf":
@@ -51,3 +55,7 @@ def problems(kind: str, text: bytes) -> List[Problem]:
     from ..daemon.config import parse  # and with it a YAML parser
 
     return parse(text)[1]
+
+
+def _ours() -> Dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key.startswith("HEADCNI_")}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -22,6 +26,8 @@ ROUTE_KEYS = ("dst", "gw", "mtu", "advmss", "priority", "table", "scope")
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 IP_ANNOTATION = "headcni.dev/ip"
 
+_SENT_BY_LIBCNI = (".Name", ".name")  # as its Go structs carry no JSON name for it
+
 Span = tuple[Address, Address]
 _LIST = (list, tuple)
 
@@ -35,6 +41,25 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path} is {self.value!r}: expected {self.expected}"
+
+
+class UnknownKey(Problem):
+    """A key that nobody reads: host-local ignores it, so a runtime is warned and served."""
+
+
+def tolerated(problems: list[Problem]) -> list[Problem]:
+    """The mistakes without unknown keys, of which a warning is written."""
+    for problem in problems:
+        if isinstance(problem, UnknownKey) and not problem.path.endswith(_SENT_BY_LIBCNI):
+            warn(f"{problem.path} is ignored: expected {problem.expected}")
+    return [problem for problem in problems if not isinstance(problem, UnknownKey)]
+
+
+@lru_cache(maxsize=256)
+def warn(text: str) -> None:
+    """On stderr, once in a process: the daemon's journal has it once, not with every pod."""
+    with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        print(f"level=warning msg={json.dumps(text)}", file=sys.stderr, flush=True)
 
 
 def parse_ipam(
@@ -90,7 +115,7 @@ def unknown_keys(
         plain = {name.lower(): name for name in known}
         near = difflib.get_close_matches(key.lower().replace("_", ""), plain, 1)
         hint = f"{plain[near[0]]}?" if near else f"one of {', '.join(known)}"
-        problems.append(Problem(f"{path}.{key}", section[key], f"a known key: {hint}"))
+        problems.append(UnknownKey(f"{path}.{key}", section[key], f"a known key: {hint}"))
 
 
 def parse_address(value: object) -> Address | None:

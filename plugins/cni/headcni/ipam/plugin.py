@@ -25,16 +25,17 @@ from ..errors import (
     CniError,
 )
 from ..model import Dns, IpamConfig, Lease, Owner
-from ..result import before, dns_of, ips_of, shape
+from ..result import OLDEST, dns_of, ips_of, shape
+from ..result import VERSIONS as SPOKEN
 from ..runtime_config import as_specified
 from ..store import DATA_DIR, Store
 from .allocate import Ipam
-from .config import Problem, as_error, parse_ipam, split_cni_args
+from .config import Problem, as_error, parse_ipam, split_cni_args, tolerated
 from .hostlocal import import_on_request
 from .kernel import in_use
 from .resolvconf import read_resolv_conf
 
-VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+VERSIONS = (*OLDEST, "0.3.0", *SPOKEN)
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 # libcni sends both: an early text of the specification had the second name.
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
@@ -235,7 +236,7 @@ def _check_version(verb: str, version: str) -> None:
             f"cniVersion is {version}",
             f"headcni-ipam speaks {', '.join(VERSIONS)}",
         )
-    if verb in SINCE and before(version, SINCE[verb]):
+    if verb in SINCE and VERSIONS.index(version) < VERSIONS.index(SINCE[verb]):
         raise CniError(
             INCOMPATIBLE_VERSION,
             f"cniVersion {version} has no {verb}",
@@ -260,8 +261,9 @@ def _call(
 def _config(call: Call) -> IpamConfig:
     problems: list[Problem] = []
     config = _parse(call, problems)
-    if problems:
-        raise as_error(problems)
+    mistakes = tolerated(problems)
+    if mistakes:
+        raise as_error(mistakes)
     return config
 
 
