@@ -134,6 +134,17 @@ class TestAdd:
         node.add(conf).succeeds()
         assert node.call("GC", {**conf, "cni.dev/valid-attachments": []}).code == 0
 
+    def test_a_link_that_cannot_be_deleted_keeps_no_other_from_being_deleted(self, node):
+        pod, conf = node.pod(), node.conf()
+        result = node.add(conf, pod, container="again").ok
+        name = result["interfaces"][1]["name"]
+        index = node.netns.ip_json(f"link show dev {name}")[0]["ifindex"]
+        node.sql("DELETE FROM attachment")
+        node.sql("INSERT INTO tombstone VALUES ('pods', 'again', 'eth0', ?)", index)
+        node.bury_a_link_that_stays("other")
+        node.add(conf, pod, container="again").succeeds()
+        assert len(node.leftovers()["tombstone"]) == 1
+
     def test_a_container_id_may_be_longer_than_a_links_alias(self, node, datapath):
         name, conf = "c" * 250, node.conf(datapath=datapath)
         pod = node.pod()

@@ -52,7 +52,7 @@ def plugins_left_to_caller() -> Iterator[None]:
         _thread.runs_none = False
 
 
-def may_run_plugins() -> None:
+def ensure_plugins_allowed() -> None:
     if getattr(_thread, "runs_none", False):
         raise LeftToCaller
 
@@ -68,7 +68,7 @@ def invoke(
 
     ``env`` is the environment of the call, which the plugin gets, too.
     """
-    may_run_plugins()
+    ensure_plugins_allowed()
     path = find(plugin_type, env)
     ended = _run(path, json.dumps(conf).encode(), _environment(command, env), timeout)
     _pass_on_stderr(plugin_type, command, ended.stderr)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from . import buried, chain, config, exec, result, unrecorded
+from . import buried, chain, config, result, unrecorded
 from .call import Call
 from .datapath import blocked, firewall, guard, link, netns
 from .datapath.netlink import Netlink
@@ -33,6 +33,7 @@ from .errors import (
     UNSUPPORTED_FIELD,
     CniError,
 )
+from .exec import ensure_plugins_allowed
 from .ipam.allocate import Ipam
 from .ipam.config import ROUTE_KEYS
 from .ipam.config import TYPE as OUR_IPAM
@@ -113,7 +114,7 @@ def run(
                 network = config.parse(stdin, env, forgiving=call.command == "DEL")
                 _require_verb(call.command, network.cni_version)
             if network.delegates or _other_ipam(network):
-                exec.may_run_plugins()  # before anything of the call is done
+                ensure_plugins_allowed()  # before anything of the call is done
             try:
                 with open_node(network.data_dir) as node:
                     node.phases = phases

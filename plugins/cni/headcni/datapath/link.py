@@ -203,7 +203,9 @@ def cut(kernel: Netlink, host: str) -> int:
 
 
 def delete(kernel: Netlink, links: Mapping[str, int]) -> None:
-    """Delete links by name and index, those that have both, and the ifbs of links that are gone."""
+    """Delete links by name and index, those that have both, and the ifbs of links that are gone.
+    Of a group the kernel deletes all or none, so if it refuses, each link is tried by itself; the
+    first failure is raised at the end."""
     there = []
     for name, index in links.items():
         found, limiter = kernel.index(name), kernel.index(limiter_of(name))
@@ -211,8 +213,19 @@ def delete(kernel: Netlink, links: Mapping[str, int]) -> None:
             there.append(index)
         if limiter and found in (0, index):
             there.append(limiter)
+    failures = []
     for start in range(0, len(there), AT_ONCE):
-        kernel.do(rtnl.delete_links(there[start : start + AT_ONCE]))
+        group = there[start : start + AT_ONCE]
+        try:
+            kernel.do(rtnl.delete_links(group))
+        except KernelError:
+            for index in group:
+                try:
+                    kernel.do([rtnl.delete_link_of(index)])
+                except KernelError as problem:
+                    failures.append(problem)
+    if failures:
+        raise failures[0]
 
 
 def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:

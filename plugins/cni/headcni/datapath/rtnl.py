@@ -145,6 +145,10 @@ def delete_link(name: str) -> Request:
     return Request(RTM_DELLINK, 0, body, f"delete {name}", fine=(errno.ENODEV,))
 
 
+def delete_link_of(index: int) -> Request:
+    return Request(RTM_DELLINK, 0, _link(index), f"delete link {index}", fine=(errno.ENODEV,))
+
+
 def delete_links(indexes: Iterable[int]) -> list[Request]:
     """Several in one grace period of the kernel, which only a whole group of links can share."""
     requests = [
