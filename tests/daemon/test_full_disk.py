@@ -210,6 +210,17 @@ def test_del_frees_the_node_though_nothing_of_the_store_can_be_read(node, datapa
     assert node.is_empty()
 
 
+def test_del_leaves_the_ports_of_a_neighbour_whose_address_the_pod_has_claimed(node, datapath):
+    conf, thief, victim = node.conf(datapath=datapath), node.pod(), node.pod()
+    node.add(conf, thief).succeeds()
+    claimed = node.add(with_port(conf, 8080), victim).address
+    thief.ip(f"addr add {claimed}/32 dev eth0")
+    (node.tmp / "data").rename(node.tmp / "away")
+    (node.tmp / "data").write_text("in the way")
+    node.delete(conf, thief).succeeds()
+    assert len(mapped(node)) == 1
+
+
 def test_the_daemon_frees_the_address_by_itself_when_there_is_space(node):
     disk = Full(node.tmp / "data")
     try:

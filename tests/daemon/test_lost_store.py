@@ -10,6 +10,8 @@ import pytest
 from cni_node import sh
 
 from headcni import errors
+from headcni.datapath.link import host_name
+from headcni.model import Owner
 
 LOUD = "the allocation store was lost"
 UPKEEP = """
@@ -189,13 +191,78 @@ def test_an_add_that_loses_the_store_halfway_is_tried_again(node, served):
     assert not [one for one in node.netns.links() if one.startswith("hc")]
 
 
+def holders(node):
+    """The container that each address is leased to; "" for addresses without a known owner."""
+    with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
+        rows = db.execute("SELECT address, network, container_id FROM allocation").fetchall()
+    return {str(ip_address(row[0])): row[2] if row[1] else "" for row in rows}
+
+
+def upkeep(node):
+    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / "data"))
+    return sh(*argv, env=env)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_pod_that_claims_its_neighbours_address_does_not_get_it(node, datapath, guarded):
+    """Whoever has NET_ADMIN in a pod can add any address to the pod's own interface."""
+    conf = small(node, datapath=datapath, anti_spoofing=guarded)
+    thief, victim = node.pod(), node.pod()
+    own = node.add(conf, thief).address  # its link is listed first
+    claimed = node.add(with_port(conf, 8080), victim).address
+    thief.ip(f"addr add {claimed}/32 dev eth0")
+    deleted(node)
+    new = node.pod()
+    assert node.add(conf, new).address not in (own, claimed)
+    found = holders(node)
+    unclear = not guarded and datapath == "bridge"  # nothing but the pods themselves can tell
+    assert found[own] == thief.name
+    assert found[claimed] == ("" if unclear else victim.name)
+    upkeep(node)
+    rules = [line for line in node.nft().splitlines() if claimed in line and '"hc' in line]
+    assert not any(host_name(Owner("pods", thief.name, "eth0")) in line for line in rules), rules
+    node.delete(conf, thief).succeeds()
+    assert mapped(node) == (set() if unclear else {"8080"})
+    valid = [{"containerID": pod.name, "ifname": "eth0"} for pod in (victim, new)]
+    node.call("GC", {**conf, "cni.dev/valid-attachments": valid}).succeeds()
+    assert claimed not in [node.add(conf).address for _ in range(3)]
+
+
+def test_a_pod_that_the_runtime_remembers_has_only_the_addresses_that_it_was_given(node):
+    conf, pod = small(node), node.pod()
+    given = node.cnitool("add", conf, pod).address
+    try:
+        pod.ip("addr add 10.55.1.6/32 dev eth0")
+        deleted(node)
+        node.add(conf).succeeds()
+        found = holders(node)
+        assert [one for one, holder in found.items() if holder and one in (given, "10.55.1.6")] == [
+            given
+        ]
+        assert "10.55.1.6" in found  # in use, so nobody gets it
+    finally:
+        node.cnitool("del", conf, pod).succeeds()
+    node.call("GC", {**conf, "cni.dev/valid-attachments": []}).succeeds()
+    assert node.is_empty()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_pod_cannot_have_the_whole_pool_kept_for_itself(node, guarded):
+    conf, pod = node.conf(anti_spoofing=guarded), node.pod()
+    node.add(conf, pod).succeeds()
+    batch = "".join(f"addr add 10.55.1.{number}/32 dev eth0\n" for number in range(3, 255))
+    sh("ip", "-n", pod.name, "-batch", "-", input=batch)
+    deleted(node)
+    node.add(conf).succeeds()
+    assert len(holders(node)) <= 66
+
+
 def test_a_daemon_that_nobody_calls_reconstructs_the_store(node):
     """Its upkeep would replace the nft table, or complain of pods that it does not know."""
     conf, pod = small(node), node.pod()
     address = node.add(with_port(conf, 8080), pod).address
     deleted(node)
-    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / "data"))
-    done = sh(*argv, env=env)
+    done = upkeep(node)
     assert done.stderr.count(LOUD) == 1
     assert mapped(node) == {"8080"}
     assert [row[0] for row in node.leftovers()["allocation"]] == [ip_address(address).packed]

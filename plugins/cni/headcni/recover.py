@@ -3,10 +3,11 @@
 A store that is new on a node where pods run was lost, however that came about. Nothing is handed
 out before this has looked around (docs/decisions/0008):
 
-- The links that HeadCNI made name their owners, and the addresses of their other ends can be read
-  from here. Routes and the bridges' entries stand in where they cannot.
+- The links that HeadCNI made name their owners.
 - containerd, CRI-O and cnitool keep each ADD's answer in a file until its DEL: with it, the whole
   attachment comes back. It is the only source for pods that other plugins wired up.
+- For other pods, the sets of anti-spoofing and the node's routes tell the addresses. What a pod
+  itself shows is believed last: it may have given itself the address of another pod.
 - The nft maps hold the host ports. The address that a port leads to tells whose it is.
 
 An address that is in use by nobody that we know is kept from being handed out, too.
@@ -19,6 +20,7 @@ import os
 import sqlite3
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -50,6 +52,9 @@ class _Pod:
     ref: str = RECOVERED
     addresses: dict[Address, LeasedAddress] = field(default_factory=dict)
     attachment: Attachment | None = None
+    link: seen.PodLink | None = None
+    claimed: dict[Address, LeasedAddress] = field(default_factory=dict)  # by the pod itself
+    trusted: bool = True  # whether `addresses` come from somebody else than the pod
 
 
 def recover(store: Store, network: NetworkConfig | None = None) -> None:
@@ -57,14 +62,16 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
     is the one that was called: its configuration is that of its pods, if nothing else is known."""
     home = os.path.realpath(os.path.dirname(store.path))
     cache = list(_entries(RESULTS_DIR))
-    pods = {pod.owner: pod for pod in _from_links(network)}
+    pods = {pod.owner: pod for pod in _from_links()}
     for pod in _from_cache(cache, home):
         pods[pod.owner] = _merged(pods.get(pod.owner), pod)
+    disputed = _believe_undisputed(pods.values())
+    _attach(pods.values(), network)
     elsewhere = {DATA_DIR, *(_data_dir(conf) for _unused, conf in cache)} - {home, ""}
     ours = [pod for pod in pods.values() if not _is_held_in(elsewhere, pod.owner)]
     ports, ranges = firewall.live_ports(), firewall.live_ranges()
     holders = {address: pod for pod in ours for address in pod.addresses}
-    unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses}
+    unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses} | disputed
 
     def work(db: sqlite3.Connection) -> str:
         if not is_unverified(db):
@@ -77,6 +84,10 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         for address in unowned:
             owner, leased = Owner(NOBODY, str(address), ""), _bare(address)
             insert_allocations(db, owner, RECOVERED, [leased])
+        for pod in ours:
+            if pod.link is not None:
+                owner = Owner(NOBODY, pod.link.name, "")
+                insert_allocations(db, owner, RECOVERED, pod.claimed.values())
         for port in ports:
             holder = holders.get(ip_address(port.pod_ip))
             if holder is not None:
@@ -115,36 +126,59 @@ def release_unused(store: Store) -> None:
 # The kernel's side.
 
 
-def _from_links(network: NetworkConfig | None) -> list[_Pod]:
+def _from_links() -> Iterator[_Pod]:
     with Netlink() as kernel:
         links = [one for one in seen.pod_links(kernel) if one.alias.startswith("headcni ")]
-        found = [(one, seen.behind(one, kernel)) for one in links]
-    paths, macs = (seen.namespaces(), guard.checked_macs()) if links else ({}, {})
-    here = seen.addresses() if links else {}
-    pods = []
-    for one, inside in found:
-        words = one.alias.split()
-        owner = Owner(*words[1:]) if len(words) == 4 else Owner(NOBODY, one.name, "")
-        gateways = here.get(one.master or one.number, [])
-        leased = {a: LeasedAddress(a, length, _gateway(a, gateways)) for a, length in inside}
-        pod = _Pod(owner, RECOVERED, leased)
-        path = paths.get(one.netns, "")
-        if path and leased and owner.network != NOBODY:
-            mac = macs.get(one.name, "")
-            pod.attachment = _attachment(pod, one, path, mac, network)
-        pods.append(pod)
-    return pods
+        given = seen.given(links, kernel) if links else {}
+        here = seen.addresses() if links else {}
+        for one in links:
+            words = one.alias.split()
+            owner = Owner(*words[1:]) if len(words) == 4 else Owner(NOBODY, one.name, "")
+            near = here.get(one.master or one.number, [])
+            claimed = dict(seen.claimed(one, kernel))
+            whole = {
+                address: _as_leased(address, claimed.get(address), near, bool(one.master))
+                for address in (*given.get(one.name, ()), *claimed)
+            }
+            addresses = {address: whole[address] for address in given.get(one.name, ())}
+            claims = {address: whole[address] for address in claimed}
+            yield _Pod(owner, RECOVERED, addresses, None, one, claims, one.name in given)
 
 
-def _gateway(address: Address, candidates: Iterable[tuple[Address, int]]) -> Address | None:
-    """The node's own address that is a pod's gateway: on its bridge, or at its end of the cable."""
+def _as_leased(
+    address: Address, claimed: int | None, near: Iterable[tuple[Address, int]], bridged: bool
+) -> LeasedAddress:
+    """With the prefix length of the bridge. What the pod says of it counts only on a bridge that
+    has no address itself."""
+    gateway, length = _gateway(address, near)
+    if not bridged:
+        length = address.max_prefixlen
+    return LeasedAddress(address, length or claimed or address.max_prefixlen, gateway)
+
+
+def _gateway(
+    address: Address, candidates: Iterable[tuple[Address, int]]
+) -> tuple[Address | None, int]:
+    """The node's own address that is a pod's gateway, on its bridge or at its end of the cable, and
+    its prefix length; None and 0 if it has none."""
     for candidate, length in candidates:
         if candidate.version == address.version and (
             length == candidate.max_prefixlen
             or address in ip_interface(f"{candidate}/{length}").network
         ):
-            return candidate
-    return None
+            return candidate, length
+    return None, 0
+
+
+def _attach(pods: Iterable[_Pod], network: NetworkConfig | None) -> None:
+    """Reconstruct the attachments of pods that the runtime's cache does not have."""
+    bare = [pod for pod in pods if pod.ref == RECOVERED and pod.link is not None and pod.addresses]
+    paths, checked = (seen.namespaces(), guard.stations()) if bare else ({}, {})
+    for pod in bare:
+        path = paths.get(pod.link.netns, "") if pod.link else ""
+        if pod.link and path and pod.owner.network != NOBODY:
+            mac = checked[pod.link.name].mac if pod.link.name in checked else ""
+            pod.attachment = _attachment(pod, pod.link, path, mac, network)
 
 
 def _attachment(
@@ -272,10 +306,23 @@ def _runtime_config(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[s
 
 
 def _merged(by_link: _Pod | None, by_cache: _Pod) -> _Pod:
-    """The runtime knows the pod's name and configuration, the kernel what it really has."""
+    """The runtime was told what the pod was given."""
     if by_link is None:
         return by_cache
-    return replace(by_cache, addresses={**by_link.addresses, **by_cache.addresses})
+    return replace(by_cache, link=by_link.link, claimed=by_link.claimed)
+
+
+def _believe_undisputed(pods: Iterable[_Pod]) -> set[Address]:
+    """Give each pod that nobody else vouches for what it claims, except for addresses that another
+    pod has or claims as well. The latter are returned."""
+    found = list(pods)
+    given = {address for pod in found for address in pod.addresses}
+    claims = Counter(address for pod in found if not pod.trusted for address in pod.claimed)
+    for pod in found:
+        if not pod.trusted:
+            mine = pod.claimed.items()
+            pod.addresses = {a: one for a, one in mine if a not in given and claims[a] == 1}
+    return {address for address, count in claims.items() if count > 1} - given
 
 
 def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:

@@ -308,11 +308,11 @@ def _delete_unrecorded(
 
 
 def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
+    """Not what the pod says itself: it might name its neighbour's, and with it the host ports."""
     from .datapath import seen  # only where the store cannot tell
 
-    for one in seen.pod_links(kernel):
-        if one.name == name:
-            yield from (address for address, _unused in seen.behind(one, kernel))
+    links = [one for one in seen.pod_links(kernel) if one.name == name]
+    yield from seen.given(links, kernel).get(name, ())
 
 
 def _previous_addresses(network: NetworkConfig) -> Iterator[Address]:

@@ -14,7 +14,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ipaddress import IPv6Address, ip_interface
+from ipaddress import IPv6Address, ip_address, ip_interface
 from typing import Any, NamedTuple, Optional
 
 from ..errors import KERNEL_LACKS, CniError
@@ -271,13 +271,27 @@ def _nothing_without_nftables() -> Iterator[None]:
             raise
 
 
-def checked_macs() -> dict[str, str]:
-    """The MAC of each pod that is checked now, by its host's end."""
+def stations() -> dict[str, Station]:
+    """The pods that are checked now, by the host's end; without their link-local addresses."""
+    held: list[Element] = []
     with _nothing_without_nftables(), _conversation() as kernel:
-        return {
-            one.host: one.key[16:22].hex(":") for one in _all_held(kernel) if one.set == "stations"
-        }
-    return {}
+        held = sorted(_all_held(kernel))
+    addresses: dict[str, dict[Address, None]] = {}
+    for one in held:
+        if one.set in ("own4", "own6"):
+            address = ip_address(one.key[24:])
+            if not address.is_link_local:
+                addresses.setdefault(one.host, {})[address] = None
+    return {
+        one.host: Station(
+            one.host,
+            one.key[16:22].hex(":"),
+            tuple(addresses.get(one.host, ())),
+            one.family != nft.BRIDGE,
+        )
+        for one in held
+        if one.set == "stations"
+    }
 
 
 def _swept(store: Store, kernel: Netlink) -> list[str]:

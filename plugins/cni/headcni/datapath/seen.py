@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 from typing import NamedTuple
 
 from ..errors import CniError
 from ..model import Address
-from . import rtnl
+from . import guard, rtnl
 from .link import LIMITER
 from .netlink import Netlink, Request, attribute, attributes
 
@@ -27,6 +27,7 @@ NUD_PERMANENT = 0x80
 POD_MAC = b"\x0a\x58"  # followed by the pod's IPv4 address; see link.mac_of
 NETNS_FOLDERS = ("/run/netns", "/var/run/netns")
 MOST_NAMESPACES = 16384
+MOST_CLAIMED = 64  # addresses of one pod
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBi")
 _ROUTE = struct.Struct("=BBBBBBBBI")
@@ -84,16 +85,29 @@ def addresses(netns: int = -1) -> dict[int, list[tuple[Address, int]]]:
     return found
 
 
-def behind(one: PodLink, kernel: Netlink) -> list[tuple[Address, int]]:
-    """The addresses at the other end; where that cannot be looked at, those that lead there."""
+def given(links: Iterable[PodLink], kernel: Netlink) -> dict[str, tuple[Address, ...]]:
+    """The addresses that we gave to the pods behind these links, as far as the node itself shows
+    it: by what anti-spoofing lets a pod send, or by the node's routes."""
+    checked, routes = guard.stations(), routed(kernel)
+    found = {
+        one.name: checked[one.name].addresses
+        if one.name in checked
+        else tuple(routes.get(one.number, ()))
+        for one in links
+    }
+    return {name: those for name, those in found.items() if those}
+
+
+def claimed(one: PodLink, kernel: Netlink) -> list[tuple[Address, int]]:
+    """The addresses that a pod has, as it says itself: whoever has NET_ADMIN in it can add any."""
     inside = []
     if one.netns >= 0:
         with suppress(CniError):  # an old kernel, or the pod has just ended
             inside = addresses(one.netns).get(one.peer, [])
-    if inside:
-        return inside
-    found = (*routed(kernel).get(one.number, ()), *bridged(kernel).get(one.number, ()))
-    return [(address, address.max_prefixlen) for address in found]
+    if not inside:
+        learnt = bridged(kernel).get(one.number, ())
+        inside = [(address, address.max_prefixlen) for address in learnt]
+    return inside[:MOST_CLAIMED]
 
 
 def routed(kernel: Netlink) -> dict[int, list[Address]]:
