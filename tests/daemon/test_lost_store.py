@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from ipaddress import ip_address
@@ -23,6 +24,24 @@ store = Store.in_directory(sys.argv[1])
 upkeep = Firewalls(lambda: store, PodTraffic, False, 60.0, lambda *_: None)
 for _ in range(3):
     upkeep._pass()
+"""
+
+# One ADD, halfway through which the store is deleted and another process adds a pod.
+INTERRUPTED = """
+import os, shutil, subprocess, sys
+from headcni import verbs
+from headcni.datapath import link
+data_dir, plugin, stdin = sys.argv[1:]
+connect = link.connect
+def late(*arguments):
+    shutil.rmtree(data_dir)
+    env = {**os.environ, "CNI_CONTAINERID": "other", "CNI_NETNS": os.environ["OTHER_NETNS"]}
+    command = [sys.executable, "-IS", plugin]
+    done = subprocess.run(command, input=stdin.encode(), env=env, stdout=subprocess.PIPE)
+    print(done.stdout.decode())
+    return connect(*arguments)
+link.connect = late
+print(verbs.run(os.environ, stdin.encode()).output.decode())
 """
 
 
@@ -189,6 +208,19 @@ def test_an_add_that_loses_the_store_halfway_is_tried_again(node, served):
     assert error["code"] == errors.TRY_AGAIN and "replaced" in error["msg"]
     assert pod.links() == {"lo"}
     assert not [one for one in node.netns.links() if one.startswith("hc")]
+
+
+def test_two_adds_do_not_get_one_address_when_the_store_is_lost_between_them(node, datapath):
+    conf, pod, other = small(node, datapath=datapath, ip_masq=False), node.pod(), node.pod()
+    plugin, data_dir = str(node.plugins / "headcni"), str(node.tmp / "data")
+    argv, env = node.python_command("-c", INTERRUPTED, data_dir, plugin, json.dumps(conf))
+    env = {**node.environment("ADD", pod), **env, "OTHER_NETNS": other.path}
+    second, first = map(json.loads, sh(*argv, env=env).stdout.split("\n\n", 1))
+    assert second["ips"][0]["address"].startswith("10.55.1.2/")
+    assert first.get("ips") != second["ips"]
+    assert first["code"] == errors.TRY_AGAIN and "replaced" in first["msg"]
+    assert pod.links() == {"lo"}
+    assert node.add(conf, pod).address == "10.55.1.3"
 
 
 def holders(node):

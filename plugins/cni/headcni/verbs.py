@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 import time
 from _socket import socket
@@ -40,7 +41,7 @@ from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, PodRef, Route
 from .shim import HAND_OVER_SECONDS, MAGIC
-from .store import PRESENT, Attachment, Store, Tombstone, last_known
+from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 
 MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
@@ -182,6 +183,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     elif pending and node.bury is None:
         _finished(node)  # what another pod has left is not this pod's concern
     sandbox, ranges = _sandbox(call), dict[str, list[str]]()
+    addresses: Sequence[LeasedAddress] = ()
     if known is not None:
         if _still_there(node, known, call, sandbox):
             node.attachment = known
@@ -199,6 +201,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             undo.callback(_give_back, node, network, owner)
             with node.phase("ipam"):
                 given = _unhindered(node, pending, lambda: _lease(node, network, owner, call, undo))
+            addresses = given.addresses
             with node.phase("link"):
                 planned = link.plan(network, owner, given.addresses, given.routes)
                 station = guard.station_of(network, planned, pod)
@@ -225,15 +228,31 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
         with node.phase("store"):
-            if node.store.opens != opens:
-                raise CniError(
-                    TRY_AGAIN,
-                    "the allocation store was replaced while the pod was set up",
-                    "the new one does not know the pod's address; the runtime has to try again",
-                )
-            node.store.remember(node.attachment)
+            _remember(node, node.attachment, addresses, opens)
         undo.pop_all()  # past this line the pod owns them
     return result.shape(made, network.cni_version)
+
+
+def _remember(
+    node: Node, attachment: Attachment, leased: Sequence[LeasedAddress], opens: int
+) -> None:
+    """If the store still has the pod's addresses. This is looked at within the transaction, since
+    its start is what notices that the file was replaced."""
+
+    def work(db: sqlite3.Connection) -> None:
+        if node.store.opens != opens or not _holds(db, attachment.owner, leased):
+            raise CniError(
+                TRY_AGAIN,
+                "the allocation store was replaced while the pod was set up",
+                "the new one does not know the pod's address; the runtime has to try again",
+            )
+        node.store.remember(attachment)
+
+    node.store.atomically(work)
+
+
+def _holds(db: sqlite3.Connection, owner: Owner, leased: Sequence[LeasedAddress]) -> bool:
+    return all(holder_of(db, one.address) == owner for one in leased)
 
 
 def delete(node: Node, network: NetworkConfig, call: Call) -> None:
