@@ -302,6 +302,40 @@ def test_a_daemon_that_nobody_calls_reconstructs_the_store(node):
     assert answer.address != address and loud(node, answer) == 0
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_pods_of_an_ipam_without_ranges_stay_masqueraded(node, datapath, cached):
+    """What is masqueraded is known from the pods' addresses alone."""
+    addresses = [{"address": "10.66.1.5/24", "gateway": "10.66.1.1"}]
+    ipam = {"type": "static", "addresses": addresses}
+    conf = node.conf(pod_cidr=None, cluster_cidr=None, ipam=ipam, datapath=datapath)
+    pod = node.pod()
+    add = (lambda: node.cnitool("add", conf, pod)) if cached else (lambda: node.add(conf, pod))
+    add().succeeds()
+    try:
+        deleted(node)
+        node.call("STATUS", conf).succeeds()
+        upkeep(node)
+        with node.outside.serving(80):
+            assert pod.asks(node.OUTSIDE_IP, 80) == node.NODE_IP
+    finally:
+        if cached:
+            node.cnitool("del", conf, pod).succeeds()
+
+
+def test_check_names_ranges_that_the_pod_needs_and_the_firewall_does_not_have(node):
+    conf, pod = node.conf(), node.pod()
+    result = node.add(conf, pod).ok
+    node.check(conf, pod, result).succeeds()
+    ranges = '{"cluster": [], "masqueraded": [], "pods": []}'
+    node.sql("UPDATE firewall_need SET ranges = ?", ranges)
+    node.runs(
+        "import sys; from headcni.datapath import firewall; from headcni.store import Store\n"
+        "Store.in_directory(sys.argv[1]).atomically(firewall._replace); print('[]')"
+    )
+    details = node.check(conf, pod, result).error["details"]
+    assert "masqueraded" in details and "10.55.1.0/24" in details
+
+
 def test_a_first_install_is_quiet(node, served):
     answer = node.add(node.conf())
     answer.succeeds()

@@ -21,13 +21,13 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
-from . import config, repair
+from . import config, repair, verbs
 from .datapath import firewall, guard, link, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
@@ -92,8 +92,9 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
             holder = holders.get(ip_address(port.pod_ip))
             if holder is not None:
                 firewall.adopt(db, holder.owner, holder.ref, port)
-        for name in {pod.owner.network for pod in ours if not _knows_its_ranges(pod)}:
-            firewall.adopt_ranges(db, name, ranges)
+        for pod in ours:
+            needed = pod.attachment.state.get("ranges") if pod.attachment is not None else None
+            firewall.adopt_ranges(db, pod.owner.network, ranges if needed is None else needed)
         db.execute("UPDATE network SET ranges = ''")  # free space is computed from allocations
         store.recovered()
         expected = network is None or any(pod.owner.network == network.name for pod in ours)
@@ -199,9 +200,10 @@ def _attachment(
         "interfaces": interfaces,
         "ips": ips_of(pod.addresses.values(), 1),
     }
-    return Attachment(
-        pod.owner, PodRef(), path, one.name, conf, made, _state(path, conf), time.time()
-    )
+    # The prefix length is the pod's own word if the node has no address in its network.
+    leased = [ip if ip.gateway is not None else _bare(ip.address) for ip in pod.addresses.values()]
+    state = _state(path, conf, leased)
+    return Attachment(pod.owner, PodRef(), path, one.name, conf, made, state, time.time())
 
 
 def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
@@ -290,8 +292,8 @@ def _remembered(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> _Pod | Non
         chained = "delegate" in conf or "plugins" in conf
         host = "" if chained else link.host_name(owner)
         whole = {**conf, **_runtime_config(entry, conf)}
-        now = time.time()
-        pod.attachment = Attachment(owner, ref, path, host, whole, made, _state(path, whole), now)
+        state = _state(path, whole, tuple(pod.addresses.values()))
+        pod.attachment = Attachment(owner, ref, path, host, whole, made, state, time.time())
     return pod
 
 
@@ -333,11 +335,7 @@ def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:
     )
 
 
-def _knows_its_ranges(pod: _Pod) -> bool:
-    return pod.attachment is not None and "ranges" in pod.attachment.state
-
-
-def _state(path: str, conf: Mapping[str, Any]) -> dict[str, Any]:
+def _state(path: str, conf: Mapping[str, Any], leased: Sequence[LeasedAddress]) -> dict[str, Any]:
     """As ADD keeps it: which namespace it was, and what its network needs in the nft sets."""
     state: dict[str, Any] = {}
     with suppress(OSError):
@@ -346,7 +344,8 @@ def _state(path: str, conf: Mapping[str, Any]) -> dict[str, Any]:
     if conf.get("name"):
         with suppress(CniError):
             whole = json.dumps({"cniVersion": "1.1.0", **conf}).encode()
-            state["ranges"] = firewall.ranges_of(config.parse(whole, {}, forgiving=True))
+            network = config.parse(whole, {}, forgiving=True)
+            state["ranges"] = verbs.ranges_of(network, leased)
     return state
 
 

@@ -386,7 +386,7 @@ def adopt(db: sqlite3.Connection, owner: Owner, pod: str, port: Port) -> None:
 
 
 def adopt_ranges(db: sqlite3.Connection, network: str, ranges: Mapping[str, Sequence[str]]) -> None:
-    """Keep them for a network with pods of which nobody knows what they need."""
+    """Keep them for pods that were found running."""
     if any(ranges.values()):
         _add_need(db, (network, json.dumps(ranges, sort_keys=True)))
 
@@ -408,10 +408,13 @@ def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
     comment = nft.table_comment(TABLE)
     if comment is None:
         return [f"nft table inet {TABLE}: missing"]
-    needs, ports = store.read(lambda db: (_needs(db), _ports(db, _key(owner))))
+    needs, ports, known = store.read(
+        lambda db: (_needs(db), _ports(db, _key(owner)), store.attachment(owner))
+    )
     found = []
     if comment != _digest(needs):
         found.append(f"nft table inet {TABLE}: not what this release would write")
+    found += _missing_ranges(needs, known.state.get("ranges") if known is not None else None)
     held = nft.contents(TABLE) if ports or shared else nft.NOTHING
     if shared and not found:
         found += _shared_differences(held, needs)
@@ -424,6 +427,19 @@ def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
                 f"expected {':'.join(expected)}"
             )
     return found
+
+
+def _missing_ranges(needs: _Needs, ranges: Mapping[str, Sequence[str]] | None) -> Iterator[str]:
+    """What the pod needs and the store does not know of. Whether a range is masqueraded, a newer
+    pod of the network may have decided otherwise."""
+    recorded: dict[str, set[str]] = {}
+    for _unused, text in needs:
+        for name, members in json.loads(text).items():
+            recorded.setdefault(name, set()).update(members)
+    for name, members in (ranges or {}).items():
+        missing = sorted(set(members) - recorded.get(name, set()))
+        if missing:
+            yield f"nft set {name}: the pod needs {', '.join(missing)}, which nobody recorded"
 
 
 def _shared_differences(held: nft.Contents, needs: _Needs) -> Iterator[str]:
