@@ -274,6 +274,85 @@ def test_packets_of_a_pod_with_an_egress_limit_are_checked_too(node, datapath):
         assert segment.received(segment.victim.netns, to, forged) == []
 
 
+# Addresses that a bridge keeps to itself: frames to them pass no prerouting hook of the bridge.
+LINK_LOCAL = ["01:80:c2:00:00:02", "01:80:c2:00:00:0e"]
+
+
+def port_of(segment, mac: str) -> str:
+    """Where the bridge sends frames for this MAC."""
+    shown = segment.node.netns.run("bridge", "-j", "fdb", "show", "br", "headcni0").stdout
+    (entry,) = [one for one in json.loads(shown) if one["mac"] == mac]
+    return entry["ifname"]
+
+
+@pytest.mark.parametrize("to", LINK_LOCAL)
+def test_the_bridge_learns_no_mac_from_a_link_local_frame(bridged, to):
+    warm(bridged, 4)
+    ports = set()
+    for _unused in range(8):  # the victim may speak at any time, and take its MAC back
+        bridged.forger.send(ethernet(to, bridged.victim.mac, 0x88CC, bytes(46)))
+        ports.add(port_of(bridged, bridged.victim.mac))
+    assert ports == {bridged.victim.host_end}
+    with bridged.victim.netns.serving(80):
+        assert bridged.node.netns.asks(bridged.victim.address(4), 80)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("mac", LINK_LOCAL)
+def test_a_foreign_packet_in_a_link_local_frame_does_not_reach_the_node(bridged, mac, family):
+    warm(bridged, family)
+    where, to = target(bridged, "node", family)
+    kind = 0x0800 if family == 4 else 0x86DD
+    said = udp(FOREIGN[family], to, FORGED)
+    plain = ethernet(mac, bridged.forger.mac, kind, said)
+    tagged = plain[:12] + struct.pack("!HH", 0x8100, 0) + plain[12:]  # the kernel takes VLAN 0 off
+    assert bridged.received(where, to, [plain, tagged]) == []
+
+
+def test_an_arp_request_in_a_link_local_frame_leaves_no_trace(bridged):
+    question = arp(1, bridged.forger.mac, FOREIGN[4], gateway(bridged.forger, 4))
+    bridged.forger.send(*(ethernet(to, bridged.forger.mac, 0x0806, question) for to in LINK_LOCAL))
+    time.sleep(0.2)
+    assert FOREIGN[4] not in neighbours(bridged.node.netns, 4)
+
+
+def learning(node, value: str = "") -> str:
+    """Have the bridge learn from link-local frames, as the kernel does by default, or not."""
+    flag = "/sys/class/net/headcni0/bridge/no_linklocal_learn"
+    if value:
+        node.netns.run("ip", "link", "set", "headcni0", "type", "bridge", *value.split())
+    return node.netns.run("cat", flag).stdout.strip()
+
+
+def test_a_bridge_of_an_earlier_release_learns_no_mac_from_link_local_frames_either(bridged):
+    node, pod = bridged.node, bridged.forger
+    assert learning(node) == "1"
+    assert learning(node, "no_linklocal_learn 0") == "0"
+    said = node.check(bridged.conf, pod.netns, pod.result).error["details"]
+    assert "headcni0 learns MACs from link-local frames" in said
+    assert repair(node) == [["headcni0: learned MACs from link-local frames"], []]
+    node.check(bridged.conf, pod.netns, pod.result).succeeds()
+    assert learning(node, "no_linklocal_learn 0") == "0"
+    bridged.add()
+    assert learning(node) == "1"
+
+
+@pytest.fixture
+def netfilter_on_bridges(bridged):
+    """Bridged packets pass the hooks of IP and ARP, as Kubernetes wants it."""
+    keys = ("iptables", "ip6tables", "arptables")
+    for key in keys:
+        bridged.node.netns.run("sysctl", "-qw", f"net.bridge.bridge-nf-call-{key}=1")
+
+
+@pytest.mark.usefixtures("netfilter_on_bridges")
+def test_ordinary_traffic_passes_with_netfilter_on_bridges(bridged):
+    test_ordinary_traffic_passes_with_empty_neighbour_tables(bridged)
+    to = bridged.victim.address(4)
+    with bridged.victim.netns.serving(80):
+        assert bridged.forger.netns.asks(to, 80)
+
+
 def neighbours(netns, family: int) -> dict[str, str]:
     """MAC by address."""
     shown = netns.ip_json(f"-{family} neigh")
@@ -468,7 +547,7 @@ def test_gc_takes_away_what_an_add_that_was_killed_has_left(segment):
 
 
 def families(segment) -> list[str]:
-    return ["inet", "arp"] if segment.routed else ["bridge"]
+    return ["inet", "arp"] if segment.routed else ["bridge", "inet", "arp"]
 
 
 DAMAGE = {

@@ -2,7 +2,9 @@
 
 One small nft table per family, with sets that are keyed by the host's end of the veth. The bridge
 datapath is checked in the family bridge, before the bridge learns or forwards anything; the routed
-one in inet and arp. So the check comes after a redirect through an ifb, which passes over netdev
+one in inet and arp. A bridge hands frames to 01:80:c2:00:00:0x to the node without that check, so
+inet and arp drop whatever comes from a bridged link itself, and the bridge is told not to learn
+from such frames. So the check comes after a redirect through an ifb, which passes over netdev
 hooks (docs/decisions/0012). A link that is not in the set `guarded` is not checked: pods of
 somebody else, and pods that are exempt, are never cut off.
 """
@@ -21,11 +23,12 @@ from ..errors import KERNEL_LACKS, CniError
 from ..model import Address, NetworkConfig, Owner, PodRef
 from ..store import Attachment, Store
 from . import nft_messages as nft
-from .link import Cable, host_name
+from .link import Cable, bridge_of, host_name, learns_from_link_local_frames
 from .netlink import KernelError, Netlink, Request, netfilter
+from .rtnl import bridge_up
 
 TABLE = "headcni_guard"
-VERSION = 1  # of the table: raise it with every change to guard_rules.py
+VERSION = 2  # of the tables: raise it with every change to guard_rules.py or _elements
 COMMENT = f"headcni guard {VERSION}"
 _SUBSYSTEM = 10  # nf_tables
 _LACKS = (errno.ENOENT, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
@@ -44,7 +47,7 @@ class Station(NamedTuple):
 
     @property
     def families(self) -> tuple[int, ...]:
-        return (nft.INET, nft.ARP) if self.routed else (nft.BRIDGE,)
+        return (nft.INET, nft.ARP) if self.routed else (nft.BRIDGE, nft.INET, nft.ARP)
 
 
 class Element(NamedTuple):
@@ -112,8 +115,15 @@ def _elements(station: Station) -> list[Element]:
         Element(family, name, key)
         for family in station.families
         for name, key in keys
-        if not (family == nft.ARP and name == "own6")
+        if _has(family, name, station.routed)
     ]
+
+
+def _has(family: int, name: str, routed: bool) -> bool:
+    """What a bridged pod says to the node comes in on the bridge; on its own link, nothing does."""
+    if not routed and family != nft.BRIDGE:
+        return name == "guarded"
+    return not (family == nft.ARP and name == "own6")
 
 
 def _adding(elements: Iterable[Element]) -> list[Request]:
@@ -330,7 +340,19 @@ def repair(store: Store) -> list[str]:
             kernel.commit(_SUBSYSTEM, _adding(ordered))
             said += [f"{host}: was not checked" for host in sorted({one.host for one in missing})]
         said += [f"{host}: its link is gone" for host in _swept(store, kernel)]
-        return said
+    return said + _stop_learning(wanted)
+
+
+def _stop_learning(elements: Iterable[Element]) -> list[str]:
+    """Of a bridge that an earlier release has made, or that somebody has changed."""
+    ports = {one.host for one in elements if one.family == nft.BRIDGE}
+    learning = [
+        name for name in sorted(set(map(bridge_of, ports))) if learns_from_link_local_frames(name)
+    ]
+    if learning:
+        with Netlink() as links:
+            links.do([bridge_up(name) for name in learning])
+    return [f"{name}: learned MACs from link-local frames" for name in learning]
 
 
 def _differs(kernel: Netlink, family: int) -> str:
@@ -364,4 +386,7 @@ def differences(station: Station) -> list[str]:
                     f"anti-spoofing: {station.host} is not in the set {name} of the nft table "
                     f"{nft.FAMILY_NAMES[family]} {TABLE} as it should be"
                 )
+    bridge = "" if station.routed else bridge_of(station.host)
+    if learns_from_link_local_frames(bridge):
+        found.append(f"anti-spoofing: {bridge} learns MACs from link-local frames")
     return found

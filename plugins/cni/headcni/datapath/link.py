@@ -248,14 +248,31 @@ def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
         kernel.do([rtnl.new_bridge(network.bridge, network.mtu, _bridge_mac(network, cable))])
         netns.write_sysctl(f"net/ipv6/conf/{network.bridge}/accept_ra", "0")
         index = kernel.index(network.bridge)
+    # The kernel tells the whole node of a change of options, even if it changes nothing.
+    learns = learns_from_link_local_frames(network.bridge) is not False
     kernel.do(
-        [rtnl.link_up(network.bridge)]
+        [rtnl.bridge_up(network.bridge) if learns else rtnl.link_up(network.bridge)]
         + [
             rtnl.new_address(index, one.gateway, one.prefixlen, network.bridge)
             for one in cable.addresses
             if one.gateway is not None and network.is_gateway
         ]
     )
+
+
+def learns_from_link_local_frames(bridge: str) -> Optional[bool]:
+    """Whether a bridge believes the source of frames to 01:80:c2:00:00:0x, which no rule checks;
+    None if the kernel does not tell, as before Linux 5.0."""
+    option = netns.read_file(f"{SYSFS}/{bridge}/bridge/no_linklocal_learn")
+    return None if option is None else option == "0"
+
+
+def bridge_of(port: str) -> str:
+    """The bridge that a link is a port of; "" if none."""
+    try:
+        return os.path.basename(os.readlink(f"{SYSFS}/{port}/master"))
+    except OSError:
+        return ""
 
 
 def _bridge_mac(network: NetworkConfig, cable: Cable) -> str:

@@ -255,15 +255,15 @@ def netfilter() -> Iterator[Netlink]:
         kernel = kept.pop()
     except IndexError:
         kernel = Netlink(NETLINK_NETFILTER)
+    ended_well = False
     try:
         yield kernel
-    except BaseException:
-        kernel.close()  # answers may still be under way
-        raise
-    if len(kept) < IDLE_KEPT:
-        kept.append(kernel)
-    else:
-        kernel.close()
+        ended_well = True
+    finally:
+        if ended_well and len(kept) < IDLE_KEPT:
+            kept.append(kernel)
+        else:
+            kernel.close()  # after an error, answers may still be under way
 
 
 def _said(body: bytes) -> str:

@@ -91,8 +91,13 @@ def entered(fd: int) -> Iterator[None]:
 
 def read_sysctl(path: str) -> Optional[str]:
     """None where the kernel does not have it."""
+    return read_file(f"/proc/sys/{path}")
+
+
+def read_file(path: str) -> Optional[str]:
+    """A short one of /proc or /sys; None if the kernel does not have it."""
     try:
-        fd = os.open(f"/proc/sys/{path}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -31,6 +31,7 @@ IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
 IFLA_INFO_KIND, IFLA_INFO_DATA, IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 VETH_INFO_PEER = 1
 IFLA_BRPORT_MODE = 4  # hairpin
+IFLA_BR_MULTI_BOOLOPT, BR_BOOLOPT_NO_LL_LEARN = 46, 0
 IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_NONE = 8, 1
 IFF_UP, IFF_PROMISC = 0x1, 0x100
 
@@ -125,9 +126,26 @@ def new_bridge(name: str, mtu: int, mac: str) -> Request:
     """With a MAC of its own, or it would change whenever a port comes or goes."""
     body = _link(flags=IFF_UP, change=IFF_UP | IFF_PROMISC) + text(IFLA_IFNAME, name)
     body += u32(IFLA_MTU, mtu) + _mac(mac)
-    body += nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"))
+    body += _learn_nothing_from_link_local_frames()
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(RTM_NEWLINK, flags, body, f"create the bridge {name}", fine=(errno.EEXIST,))
+
+
+def _learn_nothing_from_link_local_frames() -> bytes:
+    """Frames to 01:80:c2:00:00:0x pass no hook that could check their source. Kernels before 5.0
+    ignore the option."""
+    option = 1 << BR_BOOLOPT_NO_LL_LEARN
+    value_and_mask = attribute(IFLA_BR_MULTI_BOOLOPT, struct.pack("=II", option, option))
+    return nested(
+        IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"), nested(IFLA_INFO_DATA, value_and_mask)
+    )
+
+
+def bridge_up(name: str) -> Request:
+    """Bring an existing bridge up, and have it learn nothing from link-local frames."""
+    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, name)
+    body += _learn_nothing_from_link_local_frames()
+    return Request(RTM_NEWLINK, 0, body, f"set up the bridge {name}")
 
 
 def link_up(name: str) -> Request:
