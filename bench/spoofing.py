@@ -21,7 +21,7 @@ from .stage import SUBNET, Stage
 # short turns in pairs, since a machine's speed drifts.
 PAIRS, WARM_UP = 150, 5
 SECONDS, SETTLE = 0.15, 0.02
-TABLES = {"bridge": ("bridge",), "routed": ("inet", "arp")}
+TABLES = {"bridge": ("bridge", "inet", "arp"), "routed": ("inet", "arp")}
 RECEIVE = """
 import socket, sys, threading, time
 server = socket.create_server(("", 5201))
