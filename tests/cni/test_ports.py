@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
-from cni_node import mapped
+from cni_node import mapped, sh
+
+# An ADD that comes to an end when the kernel has the host port and the store does not yet.
+INTERRUPTED_ADD = """
+import os, signal, sys
+from headcni import verbs
+from headcni.datapath import nft
+netconf, disk = sys.argv[1:]
+add_elements = nft.add_elements
+def interrupted(*what):
+    add_elements(*what)
+    if not disk:
+        os.kill(os.getpid(), signal.SIGKILL)
+    number = 0
+    try:
+        while True:
+            number += 1
+            with open(f"{disk}/ballast{number}", "wb") as file:
+                file.write(bytes(4096))
+    except OSError:
+        pass
+nft.add_elements = interrupted
+outcome = verbs.run(os.environ, netconf.encode())
+print(outcome.output.decode())
+sys.exit(outcome.exit_code)
+"""
 
 
 @pytest.fixture
@@ -125,3 +151,62 @@ def test_ports_survive_a_replaced_table(node, conf):
     node.add(conf).succeeds()
     with pod.serving(80):
         assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP
+
+
+def interrupted_add(node, conf, pod, full_disk: object = ""):
+    home = (node.plugins / "headcni").resolve().parent.parent
+    env = {**node.environment("ADD", pod), "PYTHONPATH": f"{home}:{home}/vendor"}
+    program = (node.python, "-S", "-c", INTERRUPTED_ADD, json.dumps(conf), full_disk)
+    return node.netns.run(*program, env=env, check=False)
+
+
+def is_led_to_the_next_pod(node, conf) -> bool:
+    """Whether host port 8080 leads to a pod that has none. It gets the lowest free address."""
+    pod = node.pod()
+    added = node.add(conf, pod)
+    assert added.address == "10.55.1.3"
+    node.check(conf, pod, added.ok).succeeds()
+    with pod.serving(80):
+        return node.outside.asks(node.NODE_IP, 8080) != ""
+
+
+@pytest.fixture
+def dense(node, datapath):
+    ipam = {"type": "headcni-ipam", "subnet": "10.55.1.0/24", "strategy": "dense-pack"}
+    return node.conf(datapath=datapath, ipam=ipam)
+
+
+@pytest.mark.parametrize("then", ["DEL", "GC", "GC, its link is gone"])
+def test_the_host_port_of_a_killed_add_does_not_lead_to_the_next_pod(node, dense, then):
+    other, pod = node.pod(), node.pod()
+    node.add(dense, other).succeeds()  # keeps its network's part of the nft table
+    killed = interrupted_add(node, {**dense, **mapped((8080, 80, "tcp"))}, pod)
+    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed
+    assert len(node.leftovers()["mapped"]) == 2  # its address and its port
+    if then == "DEL":
+        node.delete(dense, pod).succeeds()
+    else:
+        if then != "GC":
+            pod.ip("link del eth0")
+        valid = [{"containerID": other.name, "ifname": "eth0"}]
+        node.call("GC", {**dense, "cni.dev/valid-attachments": valid}).succeeds()
+    assert not is_led_to_the_next_pod(node, dense)
+    assert node.leftovers()["mapped"] == []
+
+
+def test_the_host_port_of_an_add_whose_disk_is_full_does_not_lead_to_the_next_pod(node, dense):
+    data = node.tmp / "data"
+    data.mkdir()
+    sh("mount", "-t", "tmpfs", "-o", "size=1m", "headcni-test", data)
+    try:
+        pod = node.pod()
+        node.add(dense).succeeds()
+        failed = interrupted_add(node, {**dense, **mapped((8080, 80, "tcp"))}, pod, data)
+        assert "the disk is full" in failed.stdout, failed
+        for ballast in data.glob("ballast*"):
+            ballast.unlink()
+        node.delete(dense, pod).succeeds()
+        assert not is_led_to_the_next_pod(node, dense)
+        assert node.leftovers()["mapped"] == []
+    finally:
+        sh("umount", "-l", data, check=False)

@@ -93,7 +93,9 @@ def _record(store: Store, owner: Owner, path: str) -> None:
     def work(_unused: object) -> None:
         if os.path.exists(path):
             firewall.withdraw(store, owner)
-            Ipam(store).release(owner)
+            lease = Ipam(store).release(owner)
+            if lease is not None:
+                firewall.withdraw_from_kernel({one.address for one in lease.addresses})
             for state in store.plugin_states(owner):
                 store.drop_plugin_state(owner, state.index)
             store.forget(owner)

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import time
 from _socket import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
@@ -39,7 +39,7 @@ from .ipam.allocate import Ipam
 from .ipam.config import ROUTE_KEYS
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
-from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, PodRef, Route
+from .model import Address, Dns, Lease, LeasedAddress, NetworkConfig, Owner, PodRef, Route
 from .shim import HAND_OVER_SECONDS, MAGIC
 from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 
@@ -218,6 +218,8 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 ports = firewall.ports_of(network, given.addresses)
                 if ports:
                     open_loopback(network, cable)
+                    led_to = {one.address for one in given.addresses}
+                    undo.callback(firewall.withdraw_leftovers, node.store, led_to)
                 undo.callback(firewall.withdraw, node.store, owner)
                 firewall.publish(node.store, owner, pod, ports)
             with node.phase("dns"):
@@ -279,9 +281,10 @@ def _undo(
     _each(
         failures,
         lambda: chain.delete(network, call.env, owner, node.store),
-        lambda: firewall.withdraw(node.store, owner),
+        lambda: _withdraw(node, owner, known),
     )
-    if bury is not None and not failures and not _other_ipam(served):
+    withdrawn = not failures
+    if bury is not None and withdrawn and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
             _dismiss(name, known)
@@ -293,10 +296,20 @@ def _undo(
         lambda: link.cut(node.kernel, name),
         lambda: _dismiss(name, known),
         lambda: link.disconnect(node.kernel, name),
-        lambda: _release(node, served, owner, call),
     )
+    if withdrawn:  # a host port that still leads to the address would lead to its next pod
+        _each(failures, lambda: _release(node, served, owner, call))
     _raise(failures)
     node.store.forget(owner)
+
+
+def _withdraw(node: Node, owner: Owner, known: Optional[Attachment]) -> None:
+    """Take the host ports away. An ADD that did not come to its end may have left some that only
+    the kernel knows."""
+    firewall.withdraw(node.store, owner)
+    lease = node.ipam.lease(owner) if known is None else None
+    if lease is not None:
+        firewall.withdraw_leftovers(node.store, {one.address for one in lease.addresses})
 
 
 def _delete_unrecorded(
@@ -315,7 +328,7 @@ def _delete_unrecorded(
         _each(
             failures,
             lambda: chain.delete(network, call.env, owner, known),
-            lambda: firewall.withdraw_from_kernel(addresses),
+            lambda: _withdraw_unrecorded(addresses),
             lambda: link.disconnect(kernel, name),
             lambda: _dismiss(name, known.attachment),
         )
@@ -324,6 +337,11 @@ def _delete_unrecorded(
     _raise(failures)
     unrecorded.note(network.data_dir, owner, problem)
     return known.attachment
+
+
+def _withdraw_unrecorded(addresses: Container[Address]) -> None:
+    with suppress(CniError):  # the address stays allocated, so a port that stays leads nowhere
+        firewall.withdraw_from_kernel(addresses)
 
 
 def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
@@ -447,7 +465,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
             _undo(node, network, owner, call.for_owner(owner, netns_path), known_as)
         except CniError as problem:
             failures.append(f"{owner.container_id} {owner.ifname}: {problem}")
-    buried.forget_connections(node.ipam.collect(name, valid))
+    buried.forget_connections(node.store.atomically(lambda _unused: _collect(node, name, valid)))
     firewall.forget_unused(node.store)
     in_use = {link.host_name(Owner(name, *pair)) for pair in valid}
     for host in link.links_without_owner(name):
@@ -462,6 +480,15 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
         raise CniError(
             INTERNAL, f"{len(failures)} attachments could not be freed", "; ".join(failures)
         )
+
+
+def _collect(node: Node, network: str, valid: Iterable[tuple[str, str]]) -> list[Lease]:
+    """Free the addresses of ADDs that did not come to their end, and their host ports with them;
+    within a transaction, so that nobody gets an address before."""
+    dead = node.ipam.collect(network, valid)
+    if dead:
+        firewall.withdraw_from_kernel({one.address for lease in dead for one in lease.addresses})
+    return dead
 
 
 def status(node: Node, network: NetworkConfig, call: Call) -> None:

@@ -8,12 +8,12 @@ that somebody took rules or ports out of, by the daemon, which looks at all of i
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import socket
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
@@ -326,14 +326,24 @@ def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
     return withdrawn
 
 
+def withdraw_leftovers(store: Store, addresses: Container[Address]) -> None:
+    """Take away ports that lead to these addresses without being in the store: an ADD that was
+    killed before its commit, or whose commit failed, has left them. Before the addresses are free,
+    and under the store's lock, as all changes of the table."""
+    store.atomically(lambda _unused: withdraw_from_kernel(addresses))
+
+
 def withdraw_from_kernel(addresses: Container[Address]) -> None:
-    """Take the ports of these pods out of the kernel alone, while the store cannot be used; each by
-    itself, as whoever else changes the table may have been quicker."""
-    with suppress(CniError):  # one that stays leads nowhere, and goes when the store can be written
-        for port in live_ports():
-            if ip_address(port.pod_ip) in addresses:
-                with suppress(KernelError):
-                    nft.delete_elements(TABLE, port.packed)
+    """Take the ports that lead to these addresses out of the kernel, whatever the store says; each
+    by itself, as whoever else changes the table may have been quicker."""
+    found = [port for port in live_ports() if ip_address(port.pod_ip) in addresses]
+    for port in found:
+        try:
+            nft.delete_elements(TABLE, port.packed)
+        except KernelError as problem:
+            if problem.errno != errno.ENOENT:
+                raise
+    _forget_connections(found)
 
 
 def _live() -> nft.Contents:
