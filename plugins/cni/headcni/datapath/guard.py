@@ -5,7 +5,7 @@ datapath is checked in the family bridge, before the bridge learns or forwards a
 one in inet and arp. A bridge hands frames to 01:80:c2:00:00:0x to the node without that check, so
 inet and arp drop whatever comes from a bridged link itself, and the bridge is told not to learn
 from such frames. So the check comes after a redirect through an ifb, which passes over netdev
-hooks (docs/decisions/0012). A link that is not in the set `guarded` is not checked: pods of
+hooks (docs/decisions/0011). A link that is not in the set `guarded` is not checked: pods of
 somebody else, and pods that are exempt, are never cut off.
 """
 
