@@ -3,6 +3,7 @@ leaked, and nothing else. Mending needs root and a kernel: tests/cni/test_repair
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import threading
@@ -495,9 +496,14 @@ def test_at_rest_it_costs_next_to_nothing(watched):
     watcher = watched.started()
     until(lambda: not len(watcher._queue))
     time.sleep(1.5)
-    before = _cpu()
-    time.sleep(3)
-    assert (_cpu() - before) / 3 < 0.005
+    gc.disable()  # a collection of all that the other tests have left takes longer than the limit
+    try:
+        before = _cpu()
+        time.sleep(3)
+        used = _cpu() - before
+    finally:
+        gc.enable()
+    assert used / 3 < 0.005
 
 
 def test_a_pass_over_110_networks_is_short(watched):
