@@ -555,7 +555,7 @@ def firewalls(config: dict, own) -> list[str]:
     if firewall_mode(config) == "none":
         return []
     wrong = []
-    if kernel.legacy_filter() and not shutil.which("iptables-legacy", path=PROGRAMS):
+    if kernel.legacy_filter() and not has_legacy_iptables():
         wrong.append(
             "firewall: rules of iptables-legacy are in force, and the program is not on this node: "
             "install the package iptables"
@@ -578,6 +578,18 @@ def firewalls(config: dict, own) -> list[str]:
                 "firewall-cmd --reload; or set headcni_node_firewall to none"
             )
     return wrong
+
+
+def has_legacy_iptables() -> bool:
+    if shutil.which("iptables-legacy", path=PROGRAMS):
+        return True
+    plain = shutil.which("iptables", path=PROGRAMS)
+    if not plain:
+        return False
+    done = subprocess.run(
+        [plain, "--version"], capture_output=True, text=True, timeout=20, check=False
+    )
+    return "nf_tables" not in done.stdout
 
 
 def firewall_mode(config: dict) -> str:

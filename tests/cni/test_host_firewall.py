@@ -73,6 +73,17 @@ traffic = host_firewall.PodTraffic(
 )
 if sys.argv[2] == "remove":
     print(host_firewall.remove())
+elif sys.argv[2] == "meanwhile":
+    import subprocess
+    class Interrupted(host_firewall.Cooperation):
+        def _pass(self, every, traffic):
+            found = super()._pass(every, traffic)
+            if not self.repaired:
+                subprocess.run(["iptables-nft", "-F", "FORWARD"], check=True)
+            return found
+    seen = Interrupted(True)
+    seen.ensure(traffic), seen.ensure(traffic)
+    print([seen.ensure(traffic) and seen.repaired for _unused in range(2)])
 else:
     seen = host_firewall.Cooperation(sys.argv[2] == "ensure")
     found = seen.ensure(traffic)
@@ -101,6 +112,19 @@ def blocked(node, request):
 
 def any_address(family):
     return "::" if family == V6 else "0.0.0.0"
+
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 8000), 1)"
+
+
+def open_to_the_outside(node, pod):
+    """By IP version: does the pod reach a server outside?"""
+    found = []
+    for address, family in ((node.OUTSIDE_IP, V4), (node.OUTSIDE_IP6, V6)):
+        with node.outside.serving(8000, address=any_address(family)):
+            done = pod.run(sys.executable, "-c", CONNECT, address, check=False)
+            found.append(done.returncode == 0)
+    return found
 
 
 def reached(node, conf):
@@ -134,8 +158,7 @@ def test_every_way_is_open_once_the_firewall_was_told(blocked, datapath):
     conf = blocked.dual(datapath=datapath)
     pod = blocked.pod()
     blocked.add(conf, pod).succeeds()
-    for address in (blocked.OUTSIDE_IP, blocked.OUTSIDE_IP6):
-        assert pod.run("ping", "-c", "1", "-W", "1", address, check=False).returncode == 1
+    assert open_to_the_outside(blocked, pod) == [False, False]
     first = cooperate(blocked, "ensure")
     assert first, "it was not seen"
     assert not [one for one in first if one[1] or one[2]], first
@@ -195,3 +218,110 @@ def test_network_policies_of_another_program_stay_in_force(node):
     with node.outside.serving(8000), node.outside.serving(8001):
         assert pod.asks(node.OUTSIDE_IP, 8001)
         assert not pod.asks(node.OUTSIDE_IP, 8000)
+
+
+def nft(node, *lines):
+    for line in lines:
+        node.netns.run("nft", line)
+
+
+OTHER_TABLE = (
+    "add table inet mine",
+    "add chain inet mine forward {type filter hook forward priority 0;}",
+)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ["counter drop"],
+        ["meta mark set 1 drop"],
+        ["ct mark set 1 drop"],
+        ["log drop"],
+        ["meta nfproto ipv4 reject", "meta nfproto ipv6 drop"],
+        ["ip saddr 198.51.100.1 accept", "limit rate 1/second log", "drop"],
+    ],
+    ids=lambda rules: rules[0],
+)
+def test_however_a_filter_drops_the_rest_it_is_told(node, rules):
+    nft(node, *OTHER_TABLE, *(f"add rule inet mine forward {rule}" for rule in rules))
+    pod = node.pod()
+    node.add(node.dual(), pod).succeeds()
+    assert open_to_the_outside(node, pod) == [False, False]
+    ((_, problem, missing, added),) = cooperate(node, "ensure")
+    assert (problem, missing, added) == ("", (), ("chain headcni-forward",))
+    assert open_to_the_outside(node, pod) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "inet mine early {type filter hook prerouting priority -300;policy drop;}",
+        "inet mine late {type filter hook postrouting priority 0;policy drop;}",
+        "bridge mine forward {type filter hook forward priority 0;policy drop;}",
+    ],
+    ids=["prerouting", "postrouting", "bridge"],
+)
+def test_what_cannot_be_told_is_named(node, chain):
+    nft(node, f"add table {chain.split()[0]} mine", f"add chain {chain}")
+    ((name, problem, _, _),) = cooperate(node, "ensure")
+    assert "mine" in name
+    assert "where HeadCNI adds nothing" in problem
+    assert "nft list chain" in problem
+
+
+def test_the_operators_own_drops_stay_in_force(node):
+    """All but those of FORWARD and DOCKER-USER, where others come and go at the top."""
+    nft(
+        node,
+        *OTHER_TABLE,
+        "add rule inet mine forward ip daddr 192.0.2.2 tcp dport 8000 drop",
+        "add rule inet mine forward counter reject",
+    )
+    for line in ("-P INPUT DROP", "-A INPUT -p tcp --dport 8001 -j DROP"):
+        node.netns.run("iptables-nft", *line.split())
+    assert not [one for one in cooperate(node, "ensure") if one[1] or one[2]]
+    pod = node.pod()
+    gateway = node.add(node.conf(), pod).ok["ips"][0]["gateway"]
+    with node.outside.serving(8000), node.outside.serving(8002):
+        assert pod.asks(node.OUTSIDE_IP, 8002)
+        assert not pod.asks(node.OUTSIDE_IP, 8000)
+    with node.netns.serving(8001), node.netns.serving(8002):
+        assert pod.asks(gateway, 8002)
+        assert not pod.asks(gateway, 8001)
+
+
+def test_iptables_can_still_list_what_it_wrote(node):
+    for table, chain in (("filter", "FORWARD"), ("mangle", "FORWARD")):
+        node.netns.run("iptables-nft", "-t", table, "-P", chain, "DROP")
+    cooperate(node, "ensure")
+    for table in ("filter", "mangle"):
+        assert "HEADCNI-FORWARD" in node.netns.run("iptables-nft", "-t", table, "-S").stdout
+
+
+def test_chains_of_others_stay_when_ours_are_removed(node):
+    nft(
+        node,
+        *OTHER_TABLE,
+        "add rule inet mine forward counter drop",
+        "add chain inet mine headcni-allow",
+        "add chain inet mine headcni-input",
+        "add rule inet mine headcni-input ip saddr 198.51.100.1 accept",
+    )
+    node.netns.run("iptables-nft", "-P", "FORWARD", "DROP")
+    before = node.nft()
+    cooperate(node, "ensure")
+    node.netns.run("iptables-nft", "-A", "FORWARD", "-i", "eth5", "-j", "HEADCNI-FORWARD")
+    assert not [one for one in cooperate(node, "ensure") if one[1] or one[2]]
+    cooperate(node, "remove")
+    left = node.nft()
+    assert "chain HEADCNI-FORWARD {\n\t}" in left  # the operator's rule leads to it
+    assert "jump headcni-forward" not in left
+    assert left.count("headcni-") == before.count("headcni-")
+
+
+def test_what_changes_during_a_look_is_looked_at_again(node):
+    node.netns.run("iptables-nft", "-P", "FORWARD", "DROP")
+    first, second = cooperate(node, "meanwhile")
+    assert first or second
+    assert not [one for one in cooperate(node, "ensure") if one[1] or one[2]]

@@ -40,6 +40,14 @@ def hooks(listing: str) -> list[str]:
         (ACCEPTING + "-N MINE\n-A FORWARD -j MINE\n-A MINE -j RETURN\n-A MINE -j DROP\n", []),
         ("-P INPUT DROP\n-A INPUT -j ACCEPT\n", []),
         ("-P INPUT DROP\n-N A\n-A INPUT -j A\n-A A -j A\n", ["input"]),
+        (
+            '-P INPUT DROP\n-A INPUT -m comment --comment "a \x0c \u2028 b" -j ACCEPT\n',
+            [],
+        ),
+        (
+            '-P INPUT DROP\n-A INPUT -m comment --comment "two\nlines" -j ACCEPT\n',
+            ["input"],
+        ),
     ],
     ids=[
         "accepts",
@@ -53,6 +61,8 @@ def hooks(listing: str) -> list[str]:
         "return skips what follows",
         "accepts all in spite of its policy",
         "a chain that leads to itself",
+        "a comment with odd characters",
+        "a comment of two lines, which cannot be read",
     ],
 )
 def test_a_filter_blocks_by_default_if_nothing_passes_that_nobody_allowed(listing, blocking):
@@ -65,8 +75,8 @@ def test_what_is_missing_is_said_and_what_is_there_is_not():
     missing = iptables.differences(table, TRAFFIC)
     assert missing == [
         "iptables-legacy: chain HEADCNI-FORWARD is missing or differs",
-        "iptables-legacy: FORWARD does not jump to HEADCNI-FORWARD first",
-        "iptables-legacy: DOCKER-USER does not jump to HEADCNI-FORWARD first",
+        "iptables-legacy: FORWARD does not jump to HEADCNI-FORWARD in time",
+        "iptables-legacy: DOCKER-USER does not jump to HEADCNI-FORWARD in time",
     ]
     jump = "-m comment --comment HeadCNI -j HEADCNI-FORWARD\n"
     told = DOCKER.replace(
@@ -114,5 +124,10 @@ def test_status_says_what_blocks_pods_until_nothing_does(tmp_path, monkeypatch):
     answer = status()
     assert answer.code == LIMITED
     assert "in zone dmz: move it" in json.loads(answer.output)["details"]
+    text = (tmp_path / "blocked").read_text()
+    (tmp_path / "blocked").write_text(f"0\n{text}")  # of a daemon that has ended since
+    assert status().code == 0
+    (tmp_path / "blocked").write_text(text)
+    assert status().code == LIMITED
     blocked.write("")
     assert status().code == 0

@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Container
 from contextlib import suppress
 from typing import Callable, Optional
 
@@ -27,11 +26,13 @@ from .tailscale import LocalApi
 NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES = 1, 7
 QUIET_SECONDS = 0.05  # a reload is many changes: wait until they have ended
 SHORTEST_PAUSE = 1.0  # between two passes that changes asked for
-POLL_SECONDS = 2.0  # between passes where the older iptables blocks, which tells nobody of changes
+# Between passes while something could not be told, or where the older iptables blocks, which tells
+# nobody of changes.
+POLL_SECONDS = 2.0
+SHARE = 5  # at most a fifth of the time is spent on passes, however many rules there are
 STOP_SECONDS = 5.0
 RETRY_SECONDS = 60.0
 MOST_TRIES = 3  # a tailscaled that cannot write rules at all is left alone
-CHAIN = "ts-forward"
 _HEADER = struct.Struct("=IH")  # of a netlink message, as far as it is of interest
 _ONLY_ELEMENTS = (12, 14, 15)  # NFT_MSG_NEWSETELEM, _DELSETELEM and _NEWGEN
 NETFILTER_ON = 2
@@ -49,13 +50,13 @@ class TailscaleRules:
         self._not_before = 0.0
         self._tries = 0
 
-    def ensure(self, chain_names: Container[str]) -> bool:
+    def ensure(self, has_rules: bool) -> bool:
         """Whether they had to be written again. The mode is switched off and on; a note says so
         in between, so that whoever dies there leaves it to the next one to switch it on."""
         if os.path.exists(self._marker):
             self._switch_on()
             return True
-        if CHAIN in chain_names:
+        if has_rules:
             self._tries = 0
             return False
         if self._tries >= MOST_TRIES or time.monotonic() < self._not_before:
@@ -95,7 +96,9 @@ class Firewalls:
         self._manage, self._interval = manage, interval
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
-        self._problem = ""
+        self._problem = self._others_problem = ""
+        self._left_alone = False
+        self._took = 0.0
         self._bell, self._doorstep = socket.socketpair()
         self._doorstep.setblocking(False)
         self._stopping = threading.Event()
@@ -110,15 +113,13 @@ class Firewalls:
         return self._problem
 
     def start(self) -> None:
-        if not self._manage:
-            for one in remove():
-                log.info("removed, since network.firewall is none", what=one)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._ring()
         self._thread.join(STOP_SECONDS)
+        blocked.write("")
 
     def every(self, seconds: float) -> None:
         """From now on the regular passes are so far apart."""
@@ -136,12 +137,18 @@ class Firewalls:
         with _changes() as changes:
             while not self._stopping.is_set():
                 began = time.monotonic()
-                self._pass()
+                try:
+                    self._pass()
+                except Exception as bug:  # rules of others may be odd; the next look may succeed
+                    log.error("a bug in HeadCNI", problem=repr(bug))
+                    self._tell(f"a bug in HeadCNI: {bug!r}")
                 self._wait(changes, began)
 
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
         others: list[str] = []
+        if not self._manage and not self._left_alone:
+            self._leave_alone()
         try:
             if self._store().is_unverified():
                 recover(self._store())  # nobody may have called for a long time
@@ -160,16 +167,32 @@ class Firewalls:
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
-            if self._tailscale and self._tailscale.ensure(self._others.chain_names):
+            if self._tailscale and self._tailscale.ensure(self._others.has_tailscale_rules):
                 repaired.append("the iptables rules of tailscaled")
         except (CniError, OSError) as problem:  # pods do without them
             log.warn("tailscaled's own rules were not written again", problem=problem)
         for line in repaired:
             log.info("repaired", was=line)
-        blocked.write("; ".join(others))
+        self._block("; ".join(others))
         problems += others
         self._tell("; ".join(problems))
-        self._on_pass(time.monotonic() - began, not problems, len(repaired))
+        self._took = time.monotonic() - began
+        self._on_pass(self._took, not problems, len(repaired))
+
+    def _leave_alone(self) -> None:
+        """With network.firewall: none, what an earlier configuration had added goes."""
+        try:
+            for one in remove():
+                log.info("removed, since network.firewall is none", what=one)
+            self._left_alone = True
+        except (CniError, OSError) as problem:
+            log.warn("not removed, though network.firewall is none", problem=problem)
+
+    def _block(self, problem: str) -> None:
+        """For STATUS, after which pods may be evicted: only what lasts, and what we should mend."""
+        lasting = problem if problem == self._others_problem and self._manage else ""
+        blocked.write(lasting)
+        self._others_problem = problem
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:
@@ -181,8 +204,8 @@ class Firewalls:
 
     def _wait(self, changes: socket.socket, began: float) -> None:
         """Until a rule has changed and all is quiet again, or it is time for a regular pass."""
-        legacy = self._others.legacy
-        due = began + (min(self._interval, POLL_SECONDS) if legacy else self._interval)
+        often = self._others.legacy or bool(self._others_problem)
+        due = began + (min(self._interval, POLL_SECONDS) if often else self._interval)
         while not self._stopping.is_set():
             left = due - time.monotonic()
             if left <= 0:
@@ -193,7 +216,8 @@ class Firewalls:
                     self._doorstep.recv(64)
                 return
             if ready and _has_rules(changes):
-                due = min(due, max(time.monotonic() + QUIET_SECONDS, began + SHORTEST_PAUSE))
+                pause = max(SHORTEST_PAUSE, SHARE * self._took)
+                due = min(due, max(time.monotonic() + QUIET_SECONDS, began + pause))
 
 
 def _changes() -> socket.socket:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 log = logs.Log("daemon")
 
 GRACE_SECONDS = 60.0  # before a network without a namespace is taken to be leaked
+PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
 _TOLD = {"ADD": ADDED, "DEL": DELETED}
 
 
@@ -178,7 +179,7 @@ class Daemon:
         self._sweep_at = 0.0
         self._nft_trouble = "the nft rules have not been tried on this node yet"
         self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
-        self._udp_port = 0
+        self._udp_port, self._ask_port_at = 0, 0.0
         self._attachments: Sequence[Attachment] = ()
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
 
@@ -461,10 +462,11 @@ class Daemon:
         return pod_traffic.of(self.config, *cidrs, self._attachments, port)
 
     def _tailscaled_port(self) -> int:
-        """The UDP port of the node's tailscaled; asked for until it is known."""
-        if not self._udp_port:
+        """The UDP port of the node's tailscaled; asked for now and then, as it may change."""
+        if not self._udp_port or time.monotonic() > self._ask_port_at:
             with suppress(CniError):
-                self._udp_port = self.api.udp_port()
+                self._udp_port = pod_traffic.tailscaled_port(self.api) or self._udp_port
+            self._ask_port_at = time.monotonic() + PORT_SECONDS
         return self._udp_port
 
     def _firewalls_passed(self, seconds: float, ok: bool, repaired: int) -> None:

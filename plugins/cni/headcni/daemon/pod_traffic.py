@@ -15,7 +15,9 @@ from ..model import Address, Network
 from ..store import Attachment
 from . import config as configuration
 from .config import DaemonConfig
+from .kernel_routes import RouteSocket
 from .log import Log
+from .routes import TABLE
 from .tailscale import LocalApi
 
 OWN_LINK = "headcni01"
@@ -32,16 +34,21 @@ def of(
 ) -> PodTraffic:
     """`udp_port` is that of a tailscaled in the node's own network namespace. The link to a
     tailscaled of ours counts in host mode too: while the mode is switched, both have to work."""
-    bridges = {config.network.bridge}
+    bridges, pods = {config.network.bridge}, dict.fromkeys(own)
     for one in attachments:
-        if one.host_ifname and one.config.get("datapath") != "routed":
+        if not one.host_ifname:
+            continue
+        if one.config.get("datapath") != "routed":
             bridges.add(str(one.config.get("bridge") or config.network.bridge))
+        for text in one.state.get("ranges", {}).get("pods", ()):  # a second network, another IPAM
+            pods[ip_network(text)] = None
     mesh = config.tailscale.interface
     own_link = mesh if config.tailscale.mode == "daemon" else OWN_LINK
     return PodTraffic(
         bridges=tuple(sorted(bridges)),
-        pod_cidrs=own,
+        pod_cidrs=tuple(pods),
         cluster_cidrs=cluster,
+        trusted=config.network.pod_cidr.base or (*own, *_routed()),
         meshes=tuple(dict.fromkeys((mesh, own_link))),
         own_link=own_link,
         tailscaled=_far_end(own_link),
@@ -56,8 +63,32 @@ def now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
     port = 0
     if config.tailscale.mode == "host":
         with suppress(CniError):
-            port = LocalApi(config.tailscale.socket_path).udp_port()
+            port = tailscaled_port(LocalApi(config.tailscale.socket_path))
     return of(config, own, cluster_cidrs(config, own), attachments, port)
+
+
+def tailscaled_port(api: LocalApi) -> int:
+    """The UDP port of the node's own tailscaled; 0 while it does not know. Behind a NAT some of its
+    endpoints have other ports, so only those with an address of the node count."""
+    with Netlink() as kernel:
+        listed = repair.look(kernel).addresses.values()
+    local = {one.partition("/")[0] for addresses in listed for one in addresses}
+    ports = []
+    for endpoint in api.endpoints():
+        address, _unused, port = endpoint.rpartition(":")
+        if address.strip("[]") in local and port.isdigit():
+            ports.append(int(port))
+    return max(ports, key=ports.count) if ports else 0
+
+
+def _routed() -> Tuple[Network, ...]:
+    """The ranges of other nodes' pods, by the routes that we have to them."""
+    kernel = RouteSocket()
+    try:
+        found = [ip_network(str(route.dst)) for route in kernel.routes(TABLE)]
+    finally:
+        kernel.close()
+    return tuple(sorted(found, key=lambda one: (one.version, one.network_address)))
 
 
 def _far_end(link: str) -> Tuple[Address, ...]:

@@ -138,13 +138,11 @@ class LocalApi:
             key=me.key if me.key.partition(":")[2].strip("0") else "",
         )
 
-    def udp_port(self) -> int:
-        """Where it takes packets from peers; 0 while it does not know. Behind a NAT some of its
-        addresses have other ports, so the port that most of them share is its own."""
+    def endpoints(self) -> tuple[str, ...]:
+        """Where peers may find this node: its own addresses and those that a NAT gives it, each
+        with a port."""
         found = _object(self._asked("GET", "/localapi/v0/status?peers=false"))
-        addresses = (found.get("Self") or {}).get("Addrs") or ()
-        ports = [str(one).rpartition(":")[2] for one in addresses]
-        return int(max(sorted(ports), key=ports.count)) if ports else 0
+        return tuple(map(str, (found.get("Self") or {}).get("Addrs") or ()))
 
     def prefs(self) -> dict[str, Any]:
         return _object(self._asked("GET", "/localapi/v0/prefs"))

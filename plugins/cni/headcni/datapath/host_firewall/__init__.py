@@ -10,29 +10,30 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Protocol
 
-from ...errors import CniError
+from ...errors import KERNEL, CniError
 from . import chains, firewalld, iptables, nftables
 from .chains import Chain, Table
 from .needs import PodTraffic
 from .our_chain import OurChain
 
-__all__ = ["Cooperation", "Found", "PodTraffic", "look"]
+__all__ = ["Cooperation", "Found", "PodTraffic", "look", "remove"]
 
-_OURS = ("headcni", "headcni_mesh")
+OURS = "headcni"  # begins the names of our own tables
+TELLABLE = ("forward", "input", "output")  # the hooks where a firewall can be told about pods
 
 
 class Found(NamedTuple):
     """A firewall that blocks what it does not know. `missing` is what it has to be told."""
 
     name: str
-    blocks: tuple[Chain, ...]
+    blocks: tuple[Chain, ...]  # none if it could not be looked at
     missing: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     problem: str = ""  # why it could not be told
 
     def in_words(self) -> str:
         hooks = ", ".join(sorted({chain.hook for chain in self.blocks}))
-        said = f"{self.name} blocks {hooks} by default"
+        said = f"{self.name} blocks {hooks} by default" if hooks else f"{self.name} may block pods"
         if self.problem:
             return f"{said}, and could not be told about pods: {self.problem}"
         if self.missing:
@@ -50,43 +51,44 @@ class Cooperation:
         self.found: tuple[Found, ...] = ()
         self.repaired: tuple[str, ...] = ()
         self.legacy = False  # whether the older iptables blocks
-        self.chain_names: frozenset[str] = frozenset()  # of every table of the node
+        self.has_tailscale_rules = True  # of a tailscaled in the node's own network namespace
 
     def ensure(self, traffic: PodTraffic) -> tuple[Found, ...]:
         """Tell each firewall what it has not been told; how they all stand now."""
         self.repaired = ()
+        legacy, found = _legacy()
         with chains.open_netlink() as kernel:
             view = (chains.generation(kernel), traffic)
-            legacy = iptables.legacy_tables()
-            self.legacy = any(True for table in legacy for _unused in table.blocking())
-            if view == self._calm and not legacy:
+            if view == self._calm and not legacy and not found:
                 return self.found
             every = [*_others(chains.tables(kernel)), *legacy]
-            self.chain_names = frozenset(name for table in every for name in table.chains)
-            self.found = self._pass(every, traffic)
-            self._calm = (chains.generation(kernel), traffic)
-            if any(one.problem for one in self.found) or self.repaired:
-                self._calm = None  # look again at the next pass
+        self.legacy = any(True for table in legacy for _unused in table.blocking())
+        self.has_tailscale_rules = _has_tailscale_rules(every)
+        self.found = (*found, *self._pass(every, traffic))
+        # By the generation from before the look: whatever changes meanwhile is looked at again.
+        troubled = any(one.problem for one in self.found)
+        self._calm = None if troubled or self.repaired else view
         return self.found
 
-    def _pass(self, every: list[Table], traffic: PodTraffic) -> tuple[Found, ...]:
+    def _pass(self, every: list[Table], traffic: PodTraffic) -> list[Found]:
         found = []
         for table in every:
             blocking = tuple(table.blocking())
             if not blocking:
                 continue
+            missing, problem = [], ""
             try:
+                _refuse_what_cannot_be_told(table, blocking)
                 missing = self._missing(table, traffic)
                 if missing and self.manage:
                     _tell(table, traffic)
                     self.repaired += tuple(missing)
                     missing = []
-                problem = ""
-            except CniError as failure:
+            except (CniError, OSError) as failure:
                 problem, missing = str(failure), []
             added = () if missing or problem else _added(table, traffic)
             found.append(Found(_name(table), blocking, tuple(missing), added, problem))
-        return tuple(found)
+        return found
 
     def _missing(self, table: Table, traffic: PodTraffic) -> list[str]:
         if not firewalld.writes(table):
@@ -105,18 +107,58 @@ def look(traffic: PodTraffic) -> tuple[Found, ...]:
 
 
 def remove() -> list[str]:
-    """Take everything out that we added, wherever it is; what that was, in words."""
-    removed = firewalld.remove()
+    """Take everything out that we added, wherever it is; what that was, in words. All of it is
+    tried; the first failure is raised in the end."""
+    removed: list[str] = []
+    problems: list[Exception] = []
     with chains.open_netlink() as kernel:
-        every = [*_others(chains.tables(kernel)), *iptables.legacy_tables()]
-    for table in every:
-        removed += iptables.remove(table)
-        removed += [] if table.legacy else nftables.remove(table)
+        every = _others(chains.tables(kernel))
+    legacy, _unused = _legacy()
+    steps = [firewalld.remove]
+    for table in (*every, *legacy):
+        module = iptables if iptables.writes(table) else nftables
+        steps.append(lambda module=module, table=table: module.remove(table))  # type: ignore[misc]
+    for step in steps:
+        try:
+            removed += step()
+        except (CniError, OSError) as problem:
+            problems.append(problem)
+    if problems:
+        raise problems[0]
     return removed
 
 
+def _legacy() -> tuple[list[Table], tuple[Found, ...]]:
+    """The tables of the older iptables, and what to say if they cannot be read."""
+    try:
+        return iptables.legacy_tables(), ()
+    except CniError as problem:
+        return [], (Found("iptables-legacy", (), problem=str(problem)),)
+
+
 def _others(every: list[Table]) -> list[Table]:
-    return [table for table in every if table.name not in _OURS]
+    return [table for table in every if not table.name.startswith(OURS)]
+
+
+def _refuse_what_cannot_be_told(table: Table, blocking: tuple[Chain, ...]) -> None:
+    """Other hooks, and bridges' own filters, know neither the pods' links nor what answers what."""
+    beyond = [chain for chain in blocking if chain.hook not in TELLABLE or table.family == "bridge"]
+    if beyond and not firewalld.writes(table):
+        raise CniError(
+            KERNEL,
+            f"{beyond[0]} drops at the hook {beyond[0].hook}, where HeadCNI adds nothing",
+            f"let pods' addresses through there, before it drops: nft list chain {beyond[0]}",
+        )
+
+
+def _has_tailscale_rules(every: list[Table]) -> bool:
+    """Whether FORWARD leads to tailscaled's own chain, and there is something in it."""
+    return any(
+        table.rules.get("ts-forward")
+        and any(rule.target == "ts-forward" for rule in table.rules.get("FORWARD", ()))
+        for table in every
+        if table.family == "ip"
+    )
 
 
 def _tell(table: Table, traffic: PodTraffic) -> None:
@@ -135,7 +177,7 @@ class _Rules(Protocol):
 
 
 def _rules_of(table: Table) -> _Rules:
-    return iptables if iptables.can_write(table) else nftables
+    return iptables if iptables.writes(table) else nftables
 
 
 def _added(table: Table, traffic: PodTraffic) -> tuple[str, ...]:
@@ -149,7 +191,6 @@ def _name(table: Table) -> str:
     if firewalld.writes(table):
         return "firewalld"
     family = " (IPv6)" if table.family == "ip6" else ""
-    legacy = "-legacy" if table.legacy else ""
     known = [
         name
         for name, prefix in (("ufw", "ufw"), ("Docker", "DOCKER"))
@@ -157,6 +198,7 @@ def _name(table: Table) -> str:
     ]
     if known:
         return " and ".join(known) + family
-    if iptables.can_write(table):
-        return ("ip6tables" if table.family == "ip6" else "iptables") + legacy
+    if iptables.writes(table):
+        program = "ip6tables" if table.family == "ip6" else "iptables"
+        return f"{program}-legacy" if table.legacy else program
     return f"nftables table {table.family} {table.name}"

@@ -11,24 +11,27 @@ import re
 import shlex
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from ..netlink import NETLINK_NETFILTER, Netlink, Request, attributes, text
 from ..nft import NFNL_SUBSYS_NFTABLES
 
-FAMILIES = {1: "inet", socket.AF_INET: "ip", socket.AF_INET6: "ip6"}
-HOOKS = {1: "input", 2: "forward", 3: "output"}
+FAMILIES = {1: "inet", socket.AF_INET: "ip", socket.AF_INET6: "ip6", 7: "bridge"}
+VERSIONS = {"inet": (4, 6), "ip": (4,), "ip6": (6,), "bridge": (4, 6)}
+HOOKS = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 ACCEPT, DROP, JUMP, GOTO, RETURN, GO_ON = "accept", "drop", "jump", "goto", "return", ""
 
 _GETCHAIN, _GETRULE, _GETGEN = 4, 7, 16
-_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE = 1, 3, 4, 5, 7
+_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY = 1, 3, 4, 5
 _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE, _RULE_EXPRESSIONS, _RULE_USERDATA = 1, 2, 3, 4, 7
 _EXPRESSION_NAME, _EXPRESSION_DATA, _EXTENSION_NAME = 1, 2, 1
-_IMMEDIATE_DATA, _DATA_VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 2, 2, 1, 2
+_IMMEDIATE_DATA, _DATA_VALUE, _DATA_VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 2, 1, 2, 1, 2
+_META_KEY, _META_SOURCE, _CT_SOURCE, _NFPROTO = 2, 3, 4, 15
+_CMP_OPERATION, _CMP_DATA, _EQUAL = 2, 3, 0
 _VERDICTS = {0: DROP, 1: ACCEPT, -3: JUMP, -4: GOTO, -5: RETURN}
-# Expressions that let every packet pass on to the verdict behind them.
-_UNCONDITIONAL = {"counter", "log", "target", "notrack"}
+# Statements that every packet passes on its way to the verdict behind them.
+_STATEMENTS = {"counter", "log", "target", "notrack", "objref", "last", "dynset", "immediate"}
 _DROPPING_TARGETS = {"DROP", "REJECT", "TARPIT"}
 _DEEPEST = 16  # jumps that are followed: the kernel allows as many
 
@@ -39,6 +42,7 @@ class Rule(NamedTuple):
     verdict: str
     target: str = ""  # the chain that a jump leads to
     conditional: bool = True
+    version: int = 0  # 4 or 6 if it is about this IP version alone
     handle: int = 0
     note: bytes = b""
 
@@ -68,26 +72,37 @@ class Table(NamedTuple):
     def blocking(self) -> Iterator[Chain]:
         """The entry chains that let no packet through that nobody has allowed."""
         for chain in self.chains.values():
-            if not chain.hook:
-                continue
-            end = self._end_of(chain.name, 0)
-            if end == DROP or (end == GO_ON and chain.drops):
+            if chain.hook and any(self._blocks(chain, v) for v in VERSIONS[self.family]):
                 yield chain
 
-    def _end_of(self, name: str, depth: int) -> str:
-        """What becomes of a packet that no condition applies to."""
+    def _blocks(self, chain: Chain, version: int) -> bool:
+        end = self._end_of(chain.name, version, 0)
+        return end == DROP or (end == GO_ON and chain.drops)
+
+    def first_block(self, chain: Chain) -> int:
+        """How many rules come before the one that drops all that is left."""
+        rules = self.rules.get(chain.name, ())
+        for at, rule in enumerate(rules):
+            if any(self._end_by(rule, v, 0) == DROP for v in VERSIONS[self.family]):
+                return at
+        return len(rules)
+
+    def _end_of(self, name: str, version: int, depth: int) -> str:
+        """What becomes of a packet of this IP version that no condition applies to."""
         for rule in self.rules.get(name, ()) if depth < _DEEPEST else ():
-            if rule.conditional:
-                continue
-            if rule.verdict in (JUMP, GOTO):
-                end = self._end_of(rule.target, depth + 1)
-                if end != GO_ON or rule.verdict == GOTO:
-                    return end
-            elif rule.verdict == RETURN:
+            if rule.verdict == RETURN and not rule.conditional and rule.version in (0, version):
                 return GO_ON
-            elif rule.verdict:
-                return rule.verdict
+            end = self._end_by(rule, version, depth)
+            if end != GO_ON or (rule.verdict == GOTO and not rule.conditional):
+                return end
         return GO_ON
+
+    def _end_by(self, rule: Rule, version: int, depth: int) -> str:
+        if rule.conditional or rule.version not in (0, version):
+            return GO_ON
+        if rule.verdict in (JUMP, GOTO):
+            return self._end_of(rule.target, version, depth + 1)
+        return rule.verdict if rule.verdict in (ACCEPT, DROP) else GO_ON
 
 
 def generation(kernel: Netlink) -> int:
@@ -116,7 +131,7 @@ def _chain(body: bytes) -> Optional[Chain]:
         return None
     have = dict(attributes(body[4:]))
     hook = ""
-    if _CHAIN_HOOK in have and _string(have.get(_CHAIN_TYPE, b"")) == "filter":
+    if _CHAIN_HOOK in have:
         number = dict(attributes(have[_CHAIN_HOOK])).get(1, bytes(4))
         hook = HOOKS.get(int.from_bytes(number, "big"), "")
     drops = int.from_bytes(have.get(_CHAIN_POLICY, b"\x01"), "big") == 0
@@ -136,27 +151,48 @@ def _rules(kernel: Netlink, family: int, table: str) -> dict[str, list[Rule]]:
 
 
 def _rule(have: Mapping[int, bytes]) -> Rule:
-    verdict, target, conditional = GO_ON, "", False
+    verdict, target, conditional, version, asks_version = GO_ON, "", False, 0, False
     expressions = have.get(_RULE_EXPRESSIONS, b"")
     for _unused, item in attributes(expressions):
         expression = dict(attributes(item))
-        name, data = _string(expression[_EXPRESSION_NAME]), expression.get(_EXPRESSION_DATA, b"")
-        extension = _string(dict(attributes(data)).get(_EXTENSION_NAME, b""))
+        name = _string(expression[_EXPRESSION_NAME])
+        data = dict(attributes(expression.get(_EXPRESSION_DATA, b"")))
+        extension = _string(data.get(_EXTENSION_NAME, b""))
         if name == "immediate":
             verdict, target = _immediate(data) or (verdict, target)
         elif name == "reject" or (name == "target" and extension in _DROPPING_TARGETS):
             verdict = DROP
         elif name == "match":  # of iptables
             conditional = conditional or extension != "comment"
-        elif name not in _UNCONDITIONAL:
+        elif name == "meta" and _number(data.get(_META_KEY)) == _NFPROTO:
+            asks_version = True
+        elif name == "cmp" and asks_version:
+            asks_version, version = False, _compared_version(data)
+            conditional = conditional or not version
+        elif not _is_statement(name, data):
             conditional = True
-    handle = int.from_bytes(have.get(_RULE_HANDLE, b""), "big")
+    handle = _number(have.get(_RULE_HANDLE))
     note = have.get(_RULE_USERDATA, b"") + expressions
-    return Rule(verdict, target, conditional, handle, note)
+    return Rule(verdict, target, conditional or asks_version, version, handle, note)
 
 
-def _immediate(data: bytes) -> Optional[tuple[str, str]]:
-    value = dict(attributes(dict(attributes(data)).get(_IMMEDIATE_DATA, b""))).get(_DATA_VERDICT)
+def _is_statement(name: str, data: Mapping[int, bytes]) -> bool:
+    """Whether it does something with every packet, rather than to choose some."""
+    if name in _STATEMENTS:
+        return True
+    return (name == "meta" and _META_SOURCE in data) or (name == "ct" and _CT_SOURCE in data)
+
+
+def _compared_version(data: Mapping[int, bytes]) -> int:
+    """4 or 6 if that is what a packet's protocol family has to be; 0 if it is put otherwise."""
+    if _number(data.get(_CMP_OPERATION)) != _EQUAL:
+        return 0
+    value = dict(attributes(data.get(_CMP_DATA, b""))).get(_DATA_VALUE, b"")
+    return {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}.get(value[0] if value else 0, 0)
+
+
+def _immediate(data: Mapping[int, bytes]) -> Optional[tuple[str, str]]:
+    value = dict(attributes(data.get(_IMMEDIATE_DATA, b""))).get(_DATA_VERDICT)
     if value is None:
         return None
     have = dict(attributes(value))
@@ -168,31 +204,34 @@ def from_listing(family: str, listed: str) -> Table:
     """The filter table of the older iptables, as `iptables-legacy -S` prints it."""
     chains: dict[str, Chain] = {}
     rules: dict[str, list[Rule]] = {}
-    for line in listed.splitlines():
-        words = shlex.split(line)
-        if len(words) >= 2 and words[0] in ("-P", "-N"):
+    for line in listed.split("\n"):  # comments may hold anything but a newline of their own
+        words = line.split(" ")
+        if len(words) < 2:
+            continue
+        if words[0] in ("-P", "-N"):
             hook = words[1].lower() if words[0] == "-P" else ""
-            drops = words[2:3] == ["DROP"]
-            chains[words[1]] = Chain(family, "filter", words[1], hook, drops)
-        elif len(words) >= 2 and words[0] == "-A":
-            rules.setdefault(words[1], []).append(_listed_rule(words[2:], line))
+            chains[words[1]] = Chain(family, "filter", words[1], hook, words[2:3] == ["DROP"])
+        elif words[0] == "-A":
+            rules.setdefault(words[1], []).append(_listed_rule(line))
     return Table(family, "filter", chains, rules, legacy=True)
 
 
-def _listed_rule(words: Sequence[str], line: str) -> Rule:
+def _listed_rule(line: str) -> Rule:
     """Options before the target are conditions, a comment excepted; those behind are its own."""
+    note = line.encode(errors="surrogateescape")
+    try:
+        words = shlex.split(line)[2:]
+    except ValueError:  # part of a comment with a newline in it, say
+        return Rule(GO_ON, note=note)
     at = next((i for i, word in enumerate(words) if word in ("-j", "-g")), len(words))
-    conditions = re.sub(r"-m comment --comment \S+", "", " ".join(map(_joined, words[:at])))
+    conditions = " ".join(word.replace(" ", "_") for word in words[:at])
+    conditions = re.sub(r"-m comment --comment [^ ]+", "", conditions)
     verdict, target = GO_ON, ""
     if at + 1 < len(words):
         target = words[at + 1]
         known = {"ACCEPT": ACCEPT, "RETURN": RETURN, **dict.fromkeys(_DROPPING_TARGETS, DROP)}
         verdict = known.get(target, GOTO if words[at] == "-g" else JUMP)
-    return Rule(verdict, target, bool(conditions.strip()), 0, line.encode())
-
-
-def _joined(word: str) -> str:
-    return word.replace(" ", "_")
+    return Rule(verdict, target, bool(conditions.strip()), note=note)
 
 
 def _kind(message: int) -> int:
@@ -203,13 +242,12 @@ def _general(family: int) -> bytes:
     return struct.pack("=BBH", family, 0, 0)
 
 
+def _number(value: Optional[bytes]) -> int:
+    return int.from_bytes(value or b"", "big")
+
+
 def _string(value: bytes) -> str:
     return value.rstrip(b"\0").decode(errors="replace")
-
-
-def leads_to(rules: Iterable[Rule], target: str) -> list[int]:
-    """Where in a chain the jumps to another one are."""
-    return [i for i, rule in enumerate(rules) if rule.verdict == JUMP and rule.target == target]
 
 
 def open_netlink() -> Netlink:

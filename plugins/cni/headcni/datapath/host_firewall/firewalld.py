@@ -1,4 +1,4 @@
-"""firewalld, by its own command: pods' addresses in its zone `trusted`, and tailscaled's port.
+"""firewalld, by its own command: pods in its zone `trusted`, and tailscaled's port.
 
 A zone of our own would need a reload of firewalld, which drops everything that was set at run time
 only, such as bans. Members of a zone that exists are added at run time and permanently without
@@ -10,25 +10,39 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
+from ipaddress import ip_network
+from typing import NamedTuple
 
 from ...errors import KERNEL, CniError
 from .chains import Table
 from .needs import PodTraffic
 
 SECONDS = 60  # firewalld may be busy with a reload
-COMMAND = "firewall-cmd"
-TABLE = "firewalld"
+COMMAND, OFFLINE = "firewall-cmd", "firewall-offline-cmd"
+TABLE = "firewalld"  # begins the names of its tables
 ZONE = "trusted"
 STATE_FILE = "/var/lib/headcni/firewalld.json"
 _IPTABLES_CHAIN = "FORWARD_direct"  # what firewalld makes where its back end is iptables
 _CONFLICT = "ZONE_CONFLICT"
 
 
+class Member(NamedTuple):
+    """What a zone has: `kind` is source, interface or port."""
+
+    zone: str
+    kind: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}"
+
+
 def writes(table: Table) -> bool:
-    return table.name == TABLE or _IPTABLES_CHAIN in table.chains
+    return table.name.startswith(TABLE) or _IPTABLES_CHAIN in table.chains
 
 
 def fingerprint(table: Table) -> int:
@@ -36,71 +50,57 @@ def fingerprint(table: Table) -> int:
     return hash(tuple((name, rule.handle) for name, rules in table.rules.items() for rule in rules))
 
 
-def wanted(traffic: PodTraffic) -> list[str]:
-    """Members of the zone: pods of all nodes, and in daemon mode our own tailscaled."""
-    return [*map(str, traffic.cluster_cidrs), *map(str, traffic.tailscaled)]
-
-
 def differences(traffic: PodTraffic) -> list[str]:
     """What of ours firewalld does not have, in words."""
+    wanted = _wanted(traffic)
+    _refuse_overlaps(traffic)
     found = []
     for permanent in (False, True):
+        have = _have(wanted, permanent)
         when = "permanent" if permanent else "runtime"
-        have = _sources(permanent)
         found += [
-            f"firewalld: {one} is not in zone {ZONE} ({when})"
-            for one in wanted(traffic)
-            if one not in have
+            f"firewalld: zone {one.zone} has no {one} ({when})" for one in wanted if one not in have
         ]
-        port = _port(traffic)
-        zone = _run("--get-default-zone").strip()
-        if port and port not in _run(*_where(zone, permanent), "--list-ports").split():
-            found.append(f"firewalld: port {port} is not open in zone {zone} ({when})")
-    return found
+    stale = _recall() - set(wanted)
+    return found + [f"firewalld: zone {one.zone} has a former {one}" for one in sorted(stale)]
 
 
 def ensure(traffic: PodTraffic) -> None:
-    sources, ports = _recall()
+    wanted, ours = _wanted(traffic), _recall()
+    stale = ours - set(wanted)
     for permanent in (False, True):
-        have = _sources(permanent)
-        for one in wanted(traffic):
+        have = _have(wanted, permanent)
+        for one in wanted:
             if one not in have:
-                sources.add(one)
-                _remember(sources, ports)  # first: what we add must never go unnoted
-                _add_source(one, permanent)
-        for one in sources - set(wanted(traffic)):
-            _run(*_where(ZONE, permanent), f"--remove-source={one}", missing_ok=True)
-        port, zone = _port(traffic), _run("--get-default-zone").strip()
-        if port and port not in _run(*_where(zone, permanent), "--list-ports").split():
-            ports.add((zone, port))
-            _remember(sources, ports)
-            _run(*_where(zone, permanent), f"--add-port={port}")
-    _remember(sources & set(wanted(traffic)), ports)
+                ours.add(one)
+                _remember(ours)  # first: what we add must never go unnoted
+                _add(one, permanent)
+        for one in stale:
+            _run(*_where(one.zone, permanent), f"--remove-{one.kind}={one.value}", missing_ok=True)
+    _remember(ours - stale)
 
 
 def remove() -> list[str]:
     """Take out what we added, also while firewalld does not run; what that was."""
-    sources, ports = _recall()
-    options = [(ZONE, f"--remove-source={one}") for one in sorted(sources)]
-    options += [(zone, f"--remove-port={port}") for zone, port in sorted(ports)]
-    if not options:
+    ours = sorted(_recall())
+    if not ours:
         return []
-    for zone, option in options:
-        if runs():
-            _run(*_where(zone, False), option, missing_ok=True)
-            _run(*_where(zone, True), option, missing_ok=True)
-        else:
-            _run(f"--zone={zone}", option, missing_ok=True, command="firewall-offline-cmd")
-    with suppress(FileNotFoundError):
+    running = runs()
+    for one in ours:
+        option = f"--remove-{one.kind}={one.value}"
+        if running:
+            _run(*_where(one.zone, False), option, missing_ok=True)
+            _run(*_where(one.zone, True), option, missing_ok=True)
+        elif shutil.which(OFFLINE):
+            _run(f"--zone={one.zone}", option, missing_ok=True, command=OFFLINE)
+    with suppress(FileNotFoundError):  # also if firewalld was removed since, with all that it had
         os.unlink(STATE_FILE)
-    return [f"firewalld zone {zone} {option.partition('=')[2]}" for zone, option in options]
+    return [f"firewalld zone {one.zone} {one}" for one in ours]
 
 
 def added() -> tuple[str, ...]:
     """What is ours there, in words."""
-    sources, ports = _recall()
-    found = [f"{one} to zone {ZONE}" for one in sorted(sources)]
-    return (*found, *(f"port {port} to zone {zone}" for zone, port in sorted(ports)))
+    return tuple(f"{one} to zone {one.zone}" for one in sorted(_recall()))
 
 
 def runs() -> bool:
@@ -109,46 +109,79 @@ def runs() -> bool:
     return False
 
 
-def _add_source(source: str, permanent: bool) -> None:
+def _wanted(traffic: PodTraffic) -> list[Member]:
+    """This node's pods by their links, those of other nodes and our own tailscaled by their
+    addresses: the tailnet's other machines come by the same links."""
+    found = [Member(ZONE, "interface", one) for one in traffic.links]
+    found += [Member(ZONE, "source", str(one)) for one in traffic.trusted]
+    found += [Member(ZONE, "source", str(one)) for one in traffic.tailscaled]
+    if traffic.udp_port:
+        zone = _run("--get-default-zone").strip()
+        found.append(Member(zone, "port", f"{traffic.udp_port}/udp"))
+    return found
+
+
+def _have(wanted: Iterable[Member], permanent: bool) -> set[Member]:
+    found = set()
+    for zone, kind in dict.fromkeys((one.zone, one.kind) for one in wanted):
+        for value in _run(*_where(zone, permanent), f"--list-{kind}s").split():
+            found.add(Member(zone, kind, value))
+    return found
+
+
+def _refuse_overlaps(traffic: PodTraffic) -> None:
+    """firewalld asks its zones in the order of their names: a range in an earlier one wins."""
+    zone = ""
+    for line in _run("--get-active-zones").splitlines():
+        if line and not line.startswith(" "):
+            zone = line.split()[0]
+        elif line.strip().startswith("sources:") and zone < ZONE:
+            for text in line.partition(":")[2].split():
+                with suppress(ValueError):
+                    theirs = ip_network(text, strict=False)
+                    for one in traffic.trusted:
+                        if one.version == theirs.version and one.overlaps(theirs):
+                            raise _in_another_zone(text, zone, False)
+
+
+def _add(one: Member, permanent: bool) -> None:
     try:
-        _run(*_where(ZONE, permanent), f"--add-source={source}")
+        _run(*_where(one.zone, permanent), f"--add-{one.kind}={one.value}")
     except CniError as problem:
         if _CONFLICT not in problem.details:
             raise
-        zone = _run(f"--get-zone-of-source={source}").strip() or "another zone"
-        raise CniError(
-            KERNEL,
-            f"firewalld has {source}, pods' addresses, in zone {zone}",
-            f"move it: firewall-cmd --permanent --zone={zone} --remove-source={source} && "
-            f"firewall-cmd --zone={zone} --remove-source={source}; or, if that zone lets pods "
-            "through, set network.firewall to none",
-        ) from None
+        asked = f"--get-zone-of-{one.kind}={one.value}"
+        when = ["--permanent"] if permanent else []
+        zone = _run(*when, asked, missing_ok=True).strip() or "another zone"
+        raise _in_another_zone(one.value, zone, one.kind == "interface") from None
 
 
-def _sources(permanent: bool) -> list[str]:
-    return _run(*_where(ZONE, permanent), "--list-sources").split()
+def _in_another_zone(value: str, zone: str, is_interface: bool) -> CniError:
+    kind = "interface" if is_interface else "source"
+    option = f"--zone={zone} --remove-{kind}={value}"
+    return CniError(
+        KERNEL,
+        f"firewalld has {value}, which pods use, in its zone {zone}",
+        f"take it out there: {COMMAND} --permanent {option} && {COMMAND} {option}; or, if that "
+        "zone lets pods through, set network.firewall to none",
+    )
 
 
 def _where(zone: str, permanent: bool) -> list[str]:
     return [*(["--permanent"] if permanent else []), f"--zone={zone}"]
 
 
-def _port(traffic: PodTraffic) -> str:
-    return f"{traffic.udp_port}/udp" if traffic.udp_port else ""
-
-
-def _recall() -> tuple[set[str], set[tuple[str, str]]]:
-    """The sources and the ports, each with its zone, that we added."""
+def _recall() -> set[Member]:
+    """What we added."""
     try:
         with open(STATE_FILE, encoding="utf-8") as file:
-            found = json.load(file)
-        return set(found["sources"]), {(zone, port) for zone, port in found["ports"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set(), set()
+            return {Member(*map(str, one)) for one in json.load(file)}
+    except (OSError, ValueError, TypeError):
+        return set()
 
 
-def _remember(sources: Iterable[str], ports: Iterable[tuple[str, str]]) -> None:
-    content = json.dumps({"sources": sorted(sources), "ports": sorted(ports)})
+def _remember(ours: Iterable[Member]) -> None:
+    content = json.dumps(sorted(ours))
     with suppress(OSError), open(STATE_FILE, encoding="utf-8") as file:
         if file.read() == content:
             return

@@ -16,7 +16,7 @@ from ...errors import KERNEL, CniError
 from . import chains
 from .chains import Chain, Table
 from .needs import PodTraffic
-from .our_chain import NOTE, OurChain
+from .our_chain import NOTE, OurChain, has_other_jumps, is_ours, our_jumps
 
 SECONDS = 20
 _SYSTEM_PATH = ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -26,7 +26,8 @@ DOCKER_USER = "DOCKER-USER"
 _STAY_FIRST = ("ts-", "KUBE-", "cali-", "CILIUM_", "FLANNEL-")
 # Chains that an accept of ours must never come before: they enforce network policies.
 _ENFORCE_POLICIES = ("KUBE-ROUTER-", "KUBE-NWPLCY-", "cali-", "CILIUM_")
-_BUILT_IN = {"INPUT", "FORWARD", "OUTPUT"}
+_BUILT_IN = {"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}
+_TABLES = {"filter", "mangle", "raw", "security", "nat"}
 _NAMES_FILES = {"ip": "ip_tables_names", "ip6": "ip6_tables_names"}
 
 
@@ -39,6 +40,7 @@ def wanted(table: Table, traffic: PodTraffic) -> dict[Chain, OurChain]:
             (one.as_iptables() for one in traffic.accepts(chain.hook, version)),
         )
         for chain in table.blocking()
+        if chain.hook in CHAINS
     }
 
 
@@ -57,12 +59,11 @@ def legacy_tables() -> list[Table]:
     return found
 
 
-def can_write(table: Table) -> bool:
-    """Whether it is a table of iptables, and a program is there to change it with."""
+def writes(table: Table) -> bool:
+    """Whether it is a table of iptables, which only iptables should change: it cannot list a table
+    with rules of another kind in it."""
     hooked = {chain.name for chain in table.chains.values() if chain.hook}
-    if table.family == "inet" or table.name != "filter" or not hooked <= _BUILT_IN:
-        return False
-    return table.legacy or bool(_found(table.family, legacy=False))
+    return table.family in _NAMES_FILES and table.name in _TABLES and hooked <= _BUILT_IN
 
 
 def differences(table: Table, traffic: PodTraffic) -> list[str]:
@@ -71,9 +72,9 @@ def differences(table: Table, traffic: PodTraffic) -> list[str]:
     for chain, ours in wanted(table, traffic).items():
         if not ours.is_in(table):
             found.append(f"{_shown(table)}: chain {ours.name} is missing or differs")
-        for holder, at in _jumps(table, chain):
-            if not _is_first(table, holder, ours.name, at):
-                found.append(f"{_shown(table)}: {holder} does not jump to {ours.name} first")
+        for holder in _holders(table, chain):
+            if not _is_in_place(table, chain, holder, ours.name):
+                found.append(f"{_shown(table)}: {holder} does not jump to {ours.name} in time")
     return found
 
 
@@ -85,42 +86,61 @@ def ensure(table: Table, traffic: PodTraffic) -> None:
     for chain, ours in chosen.items():
         commands.append(f"-A {ours.name} -m comment --comment {ours.comment}")
         commands += [f"-A {ours.name} {rule}" for rule in ours.rules]
-        for holder, at in _jumps(table, chain):
-            if not _is_first(table, holder, ours.name, at):
+        for holder in _holders(table, chain):
+            if not _is_in_place(table, chain, holder, ours.name):
                 commands += _delete_jumps(table, holder, ours.name)
-                commands.append(f"-I {holder} {at + 1} {_jump(ours.name)}")
+                commands.append(_insert_jump(table, chain, holder, ours.name))
     _restore(table, commands)
 
 
 def remove(table: Table) -> list[str]:
-    """Take our chains out; which there were."""
-    ours = [name for name in CHAINS.values() if name in table.chains]
-    commands = [
-        line
-        for name in ours
-        for holder in table.chains
-        for line in _delete_jumps(table, holder, name)
-    ]
-    commands = [f":{name} - [0:0]" for name in ours] + commands + [f"-X {name}" for name in ours]
+    """Take our chains out; which there were. One that other rules lead to stays, empty."""
+    ours = [name for name in CHAINS.values() if is_ours(table, name)]
+    commands = [f":{name} - [0:0]" for name in ours]
+    for name in ours:
+        for holder in table.chains:
+            commands += _delete_jumps(table, holder, name)
+        if not has_other_jumps(table, name):
+            commands.append(f"-X {name}")
     if ours:
         _restore(table, commands)
     return [f"{_shown(table)} {name}" for name in ours]
 
 
-def _jumps(table: Table, chain: Chain) -> list[tuple[str, int]]:
-    """From where to jump, and after how many rules. Docker moves its own jump to the top now and
-    then, so what its users put into DOCKER-USER must not come before ours either."""
-    found = [(chain.name, _after(table, chain.name))]
-    enforced = any(
-        rule.target.startswith(_ENFORCE_POLICIES) for rule in table.rules.get(chain.name, ())
-    )
+def _holders(table: Table, chain: Chain) -> list[str]:
+    """From where to jump. Docker moves its own jump to the top now and then, so what its users put
+    into DOCKER-USER must not come before ours either."""
+    targets = [rule.target for rule in table.rules.get(chain.name, ())]
+    enforced = any(one.startswith(_ENFORCE_POLICIES) for one in targets)
     if chain.hook == "forward" and DOCKER_USER in table.chains and not enforced:
-        found.append((DOCKER_USER, 0))
-    return found
+        return [chain.name, DOCKER_USER]
+    return [chain.name]
+
+
+def _is_in_place(table: Table, chain: Chain, holder: str, name: str) -> bool:
+    jumps = our_jumps(table.rules.get(holder, ()), name)
+    if chain.hook == "forward":
+        return jumps == [_after(table, holder)]
+    return len(jumps) == 1 and jumps[0] <= table.first_block(chain)
+
+
+def _insert_jump(table: Table, chain: Chain, holder: str, name: str) -> str:
+    """In FORWARD first. Elsewhere after the operator's own rules, and before the one that drops all
+    that is left."""
+    if chain.hook == "forward":
+        return f"-I {holder} {_after(table, holder) + 1} {_jump(name)}"
+    rules = table.rules.get(holder, ())
+    at = table.first_block(chain)
+    if at == len(rules):
+        return f"-A {holder} {_jump(name)}"
+    ours_before = len([one for one in our_jumps(rules, name) if one < at])
+    return f"-I {holder} {at + 1 - ours_before} {_jump(name)}"
 
 
 def _after(table: Table, name: str) -> int:
     """How many rules have to stay before ours."""
+    if name == DOCKER_USER:
+        return 0
     ours = set(CHAINS.values())
     targets = [rule.target for rule in table.rules.get(name, ()) if rule.target not in ours]
     enforcing = [at + 1 for at, one in enumerate(targets) if one.startswith(_ENFORCE_POLICIES)]
@@ -130,12 +150,8 @@ def _after(table: Table, name: str) -> int:
     return max([leading, *enforcing])
 
 
-def _is_first(table: Table, holder: str, name: str, at: int) -> bool:
-    return chains.leads_to(table.rules.get(holder, ()), name) == [at]
-
-
 def _delete_jumps(table: Table, holder: str, name: str) -> list[str]:
-    count = len(chains.leads_to(table.rules.get(holder, ()), name))
+    count = len(our_jumps(table.rules.get(holder, ()), name))
     return [f"-D {holder} {_jump(name)}"] * count
 
 
@@ -146,7 +162,7 @@ def _jump(name: str) -> str:
 def _restore(table: Table, commands: Iterable[str]) -> None:
     """All of it or nothing; a table that changed since it was read is left for the next pass."""
     program = _program(table.family, table.legacy, "-restore")
-    script = "\n".join(["*filter", *commands, "COMMIT", ""])
+    script = "\n".join([f"*{table.name}", *commands, "COMMIT", ""])
     _run([program, "--noflush", "-w", "5"], script)
 
 
@@ -182,16 +198,21 @@ def _names(family: str, legacy: bool) -> tuple[str, str]:
 def _run(command: Sequence[str], stdin: str = "") -> str:
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=False
+            command,
+            input=stdin.encode(),
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise CniError(KERNEL, f"{command[0]} could not be run", str(problem)) from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:300]
+        said = " ".join(done.stderr.decode(errors="replace").split())[:300]
         raise CniError(KERNEL, f"{' '.join(command)} failed", said)
-    return done.stdout
+    return done.stdout.decode(errors="surrogateescape")  # comments may be in any encoding
 
 
 def _shown(table: Table) -> str:
     program = "ip6tables" if table.family == "ip6" else "iptables"
-    return f"{program}-legacy" if table.legacy else program
+    of_table = "" if table.name == "filter" else f" -t {table.name}"
+    return f"{program}-legacy" if table.legacy else f"{program}{of_table}"

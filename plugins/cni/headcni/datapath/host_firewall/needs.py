@@ -67,6 +67,9 @@ class PodTraffic:
     bridges: Tuple[str, ...] = ("headcni0",)
     pod_cidrs: Tuple[Network, ...] = ()
     cluster_cidrs: Tuple[Network, ...] = ()
+    # The ranges that are known to be pods of this cluster, for a firewall that does not ask by
+    # which link a packet came. A guess at the cluster's range is none.
+    trusted: Tuple[Network, ...] = ()
     meshes: Tuple[str, ...] = ("tailscale0",)  # the links that other nodes' pods come by
     # The link to our own tailscaled, and its addresses there, where daemon mode has one.
     own_link: str = ""

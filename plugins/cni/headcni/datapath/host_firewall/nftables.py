@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from .. import nft
-from . import chains
-from .chains import Chain, Table
+from .chains import VERSIONS, Chain, Table
 from .needs import PodTraffic
-from .our_chain import NOTE, OurChain
+from .our_chain import NOTE, OurChain, has_other_jumps, is_ours, our_jumps
 
-PREFIX = "headcni-"  # of our chains' names, before the hook's
+CHAINS = {hook: f"headcni-{hook}" for hook in ("forward", "input", "output")}
 
 
 def wanted(table: Table, traffic: PodTraffic) -> dict[Chain, OurChain]:
     """Our chain for each entry chain that blocks."""
-    versions = {"ip": (4,), "ip6": (6,), "inet": (4, 6)}[table.family]
     return {
         chain: OurChain.of(
-            f"{PREFIX}{chain.hook}",
-            (one.as_nft() for v in versions for one in traffic.accepts(chain.hook, v)),
+            CHAINS[chain.hook],
+            (
+                one.as_nft()
+                for version in VERSIONS[table.family]
+                for one in traffic.accepts(chain.hook, version)
+            ),
         )
         for chain in table.blocking()
+        if chain.hook in CHAINS
     }
 
 
@@ -29,8 +32,9 @@ def differences(table: Table, traffic: PodTraffic) -> list[str]:
     for chain, ours in wanted(table, traffic).items():
         if not ours.is_in(table):
             found.append(f"nft {chain}: chain {ours.name} is missing or differs")
-        if chains.leads_to(table.rules.get(chain.name, ()), ours.name) != [0]:
-            found.append(f"nft {chain} does not jump to {ours.name} first")
+        jumps = our_jumps(table.rules.get(chain.name, ()), ours.name)
+        if len(jumps) != 1 or jumps[0] > table.first_block(chain):
+            found.append(f"nft {chain} does not jump to {ours.name} in time")
     return found
 
 
@@ -45,22 +49,31 @@ def ensure(table: Table, traffic: PodTraffic) -> None:
             f'add rule {place} {ours.name} counter comment "{ours.comment}"',
             *(f"add rule {place} {ours.name} {rule}" for rule in ours.rules),
             *_delete_jumps(table, chain.name, ours.name),
-            f'insert rule {place} {chain.name} jump {ours.name} comment "{NOTE}"',
+            _insert_jump(table, chain, ours.name),
         ]
     nft.run_here("\n".join(commands) + "\n")
 
 
+def _insert_jump(table: Table, chain: Chain, name: str) -> str:
+    """After the operator's own rules, and before the one that drops all that is left."""
+    rules, at = table.rules.get(chain.name, ()), table.first_block(chain)
+    jump = f'jump {name} comment "{NOTE}"'
+    if at == len(rules):
+        return f"add rule {chain} {jump}"
+    return f"insert rule {chain} handle {rules[at].handle} {jump}"
+
+
 def remove(table: Table) -> list[str]:
-    """Take our chains out; which there were."""
+    """Take our chains out; which there were. One that other rules lead to stays, empty."""
     place = f"{table.family} {table.name}"
-    ours = [name for name in table.chains if name.startswith(PREFIX)]
-    commands = [
-        line
-        for name in ours
-        for holder in table.chains
-        for line in _delete_jumps(table, holder, name)
-    ]
-    commands += [f"delete chain {place} {name}" for name in ours]
+    ours = [name for name in CHAINS.values() if is_ours(table, name)]
+    commands = []
+    for name in ours:
+        commands.append(f"flush chain {place} {name}")
+        for holder in table.chains:
+            commands += _delete_jumps(table, holder, name)
+        if not has_other_jumps(table, name):
+            commands.append(f"delete chain {place} {name}")
     if ours:
         nft.run_here("\n".join(commands) + "\n")
     return [f"nft {place} {name}" for name in ours]
@@ -69,4 +82,4 @@ def remove(table: Table) -> list[str]:
 def _delete_jumps(table: Table, holder: str, name: str) -> list[str]:
     rules = table.rules.get(holder, ())
     place = f"{table.family} {table.name} {holder}"
-    return [f"delete rule {place} handle {rules[at].handle}" for at in chains.leads_to(rules, name)]
+    return [f"delete rule {place} handle {rules[at].handle}" for at in our_jumps(rules, name)]
