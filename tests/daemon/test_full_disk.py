@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from cni_node import sh
 
-from headcni import errors
+from headcni import errors, unrecorded
+from headcni.model import Owner
+
+# One pass for each line on stdin, with a store that was opened in time.
+UPKEEP = """
+import sys
+from headcni.daemon.firewalls import Firewalls
+from headcni.datapath.host_firewall import PodTraffic
+from headcni.store import Store
+store = Store.in_directory(sys.argv[1])
+upkeep = Firewalls(lambda: store, PodTraffic, False, 60.0, lambda *_: None)
+print("ready", flush=True)
+for _ in sys.stdin:
+    upkeep._pass()
+    print("done", flush=True)
+"""
 
 
 class Disk:
@@ -49,6 +68,14 @@ class ReadOnly(Disk):
 
     def mend(self) -> None:
         sh("mount", "-o", "remount,rw", self.folder)
+
+
+@pytest.fixture(autouse=True)
+def no_notes_stay(node):
+    yield
+    shutil.rmtree(unrecorded._folder(str(node.tmp / "data")), ignore_errors=True)
+    with suppress(OSError):
+        os.rmdir(unrecorded.NOTES)  # if that was the last
 
 
 @pytest.fixture(params=["alone", "daemon"])
@@ -98,6 +125,67 @@ def test_del_frees_the_node_while_the_disk_takes_no_writes(node, disk, datapath)
     disk.mend()
     node.delete(with_port(conf, 8081), pods[1]).succeeds()
     assert node.is_empty()
+
+
+@contextmanager
+def upkeep(node):
+    """Has the daemon's upkeep of the firewall done once, whenever it is called."""
+    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / "data"))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, env=env, text=True, **pipes) as process:
+
+        def once():
+            process.stdin.write("once\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield once
+        finally:
+            process.kill()
+
+
+def test_the_daemons_upkeep_does_not_put_back_what_del_removed(node, datapath):
+    """Of the dead pod, the store still has the ports and the attachment."""
+    disk = Full(node.tmp / "data")
+    conf, pods = node.conf(datapath=datapath), [node.pod(), node.pod()]
+    try:
+        for number, pod in enumerate(pods):
+            node.add(with_port(conf, 8080 + number), pod).succeeds()
+        hosts = links(node)
+        with upkeep(node) as once:
+            disk.spoil()
+            node.delete(with_port(conf, 8080), pods[0]).succeeds()
+            (dead,) = hosts - links(node)
+            for damage in ("list tables", "flush ruleset"):
+                node.netns.run("nft", *damage.split())
+                once()
+                assert len(mapped(node)) == 1 and "8081" in mapped(node)[0]
+                assert dead not in node.nft() and '"hc' in node.nft()
+            disk.mend()
+            once()
+            assert [row[2] for row in node.leftovers()["allocation"]] == [pods[1].name]
+    finally:
+        disk.remove()
+
+
+def test_a_note_that_cannot_be_settled_does_not_keep_dead_links(node):
+    conf, pod = node.conf(), node.pod()
+    node.add(conf, pod).succeeds()
+    (host,) = links(node)
+    index = node.netns.ip_json(f"link show {host}")[0]["ifindex"]
+    node.sql("DELETE FROM attachment")
+    node.sql("INSERT INTO tombstone VALUES ('pods', ?, 'eth0', ?)", pod.name, index)
+    node.sql("INSERT INTO tombstone VALUES ('pods', 'noted', 'eth0', 0)")
+    node.sql(
+        "CREATE TRIGGER refuse BEFORE DELETE ON tombstone WHEN OLD.container_id = 'noted'"
+        " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+    )
+    noted = Owner("pods", "noted", "eth0")
+    unrecorded.note(str(node.tmp / "data"), noted, errors.CniError(errors.STORE, "full"))
+    node.delete(conf, None, container="somebody-else").succeeds()
+    assert links(node) == set()
 
 
 def test_a_pod_without_a_namespace_can_be_deleted_while_the_disk_takes_no_writes(node, disk):

@@ -8,10 +8,12 @@ ends all that it did, leaves a tombstone in the store and answers; the daemon de
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Optional
 
 from . import unrecorded
 from .datapath import link
 from .datapath.netlink import Netlink
+from .errors import CniError
 from .ipam.allocate import Ipam
 from .model import Lease
 from .store import Store
@@ -24,7 +26,11 @@ def finish(store: Store, kernel: Netlink) -> int:
     Several may be at this at once: a link is known by name and index, so that a new one by the same
     name is safe, and of one tombstone only who drops it frees an address.
     """
-    unrecorded.settle(store)
+    unsettled: Optional[CniError] = None
+    try:
+        unrecorded.settle(store)
+    except CniError as problem:
+        unsettled = problem
     tombstones = {link.host_name(one.owner): one for one in store.tombstones()}
     ipam = Ipam(store)
     try:
@@ -33,6 +39,8 @@ def finish(store: Store, kernel: Netlink) -> int:
         gone = [one for name, one in tombstones.items() if kernel.index(name) != one.link]
         forget_connections(filter(None, (ipam.lease(one.owner) for one in gone)))
         ipam.release_buried(gone)
+    if unsettled is not None:  # only now: the links do not depend on it
+        raise unsettled
     return len(tombstones)
 
 

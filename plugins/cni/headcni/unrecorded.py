@@ -72,6 +72,21 @@ def settle(store: Store, mine: Owner | None = None) -> None:
         raise failed[0]
 
 
+def outstanding(store: Store) -> frozenset[Owner]:
+    """Whose DEL has succeeded and still cannot be recorded: the store has them, and nobody else
+    should."""
+    with suppress(CniError):
+        settle(store)
+    data_dir = os.path.normpath(os.path.dirname(store.path))
+    folder = _folder(data_dir)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return frozenset()
+    noted = (_noted(os.path.join(folder, name), data_dir) for name in names)
+    return frozenset(owner for owner in noted if owner is not None)
+
+
 def _folder(data_dir: str) -> str:
     return os.path.join(NOTES, data_dir.strip("/").replace("/", "-")[-200:])
 

@@ -14,10 +14,12 @@ import time
 from contextlib import suppress
 from typing import Callable, Optional
 
+from .. import unrecorded
 from ..datapath import blocked, firewall, guard
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK
 from ..errors import CniError
+from ..model import Owner
 from ..recover import recover
 from ..store import Store
 from .log import Log
@@ -147,17 +149,19 @@ class Firewalls:
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
         others: list[str] = []
+        deleted: frozenset[Owner] = frozenset()
         if not self._manage and not self._left_alone:
             self._leave_alone()
         try:
+            deleted = unrecorded.outstanding(self._store())
             if self._store().is_unverified():
                 recover(self._store())  # nobody may have called for a long time
-            if firewall.repair(self._store()):
+            if firewall.repair(self._store(), deleted):
                 repaired.append("the nft table inet headcni")
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
-            repaired += [f"anti-spoofing: {line}" for line in guard.repair(self._store())]
+            repaired += [f"anti-spoofing: {line}" for line in guard.repair(self._store(), deleted)]
         except (CniError, OSError) as problem:  # pods do not need it to be reached
             log.error("pods are not protected against spoofing", problem=problem)
         try:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import socket
 import sqlite3
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
@@ -474,22 +474,23 @@ def owners(store: Store, network: str) -> list[Owner]:
     return [Owner(*row) for row in rows]
 
 
-def repair(store: Store) -> bool:
-    """Make the table what live pods need, if it is not; a node without networks needs none."""
+def repair(store: Store, deleted: Collection[Owner] = ()) -> bool:
+    """Make the table what live pods need, if it is not; a node without networks needs none. The
+    store may still have ports of pods that were deleted."""
 
     def differs(db: sqlite3.Connection) -> bool:
-        return any(_changes(db)) or (bool(_needs(db)) and not _is_whole(db))
+        return any(_changes(db)) or (bool(_needs(db)) and not _is_whole(db, deleted))
 
     def work(db: sqlite3.Connection) -> bool:
         if not differs(db):
             return False
         _settle(db)
-        _replace(db)
+        _replace(db, deleted)
         return True
 
     repaired = store.read(differs) and store.atomically(work)
     if repaired:  # clients may have come while the rules were missing
-        _forget_connections(store.read(_all_ports))
+        _forget_connections(store.read(lambda db: _all_ports(db, deleted)))
     return repaired
 
 
@@ -499,10 +500,10 @@ def is_whole(store: Store) -> bool:
     return store.read(_is_whole)
 
 
-def _is_whole(db: sqlite3.Connection) -> bool:
+def _is_whole(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> bool:
     if nft.table_comment(TABLE) != _comment(db):
         return False
-    return nft.contents(TABLE) == _contents(_needs(db), _all_ports(db))
+    return nft.contents(TABLE) == _contents(_needs(db), _all_ports(db, deleted))
 
 
 def _contents(needs: _Needs, ports: Iterable[Port]) -> nft.Contents:
@@ -541,9 +542,12 @@ def _ports(db: sqlite3.Connection, key: tuple[str, str, str]) -> tuple[Port, ...
     return tuple(Port(*row) for row in rows)
 
 
-def _all_ports(db: sqlite3.Connection) -> list[Port]:
-    rows = db.execute("SELECT family, protocol, host_ip, host_port, pod_ip, pod_port FROM port")
-    return [Port(*row) for row in rows]
+def _all_ports(db: sqlite3.Connection, without: Collection[Owner] = ()) -> list[Port]:
+    rows = db.execute(
+        "SELECT family, protocol, host_ip, host_port, pod_ip, pod_port,"
+        " network, container_id, ifname FROM port"
+    )
+    return [Port(*row[:6]) for row in rows if not without or Owner(*row[6:]) not in without]
 
 
 def _comment(db: sqlite3.Connection) -> str:
@@ -607,8 +611,8 @@ def _maps(ports: Iterable[Port]) -> Iterator[str]:
                 yield f"map {filled} {{ type {types};{body} }}\n"
 
 
-def _replace(db: sqlite3.Connection) -> None:
-    nft.run(_ruleset(_needs(db), _all_ports(db)))
+def _replace(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> None:
+    nft.run(_ruleset(_needs(db), _all_ports(db, deleted)))
 
 
 def _ruleset(needs: _Needs, ports: Iterable[Port]) -> str:

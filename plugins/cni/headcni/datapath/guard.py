@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_address, ip_interface
 from typing import Any, NamedTuple, Optional
@@ -173,12 +173,17 @@ def admit(store: Store, station: Station) -> None:
         store.atomically(lambda db: _rebuild(kernel, db, elements))
 
 
-def _rebuild(kernel: Netlink, db: sqlite3.Connection, more: Iterable[Element] = ()) -> list[int]:
+def _rebuild(
+    kernel: Netlink,
+    db: sqlite3.Connection,
+    more: Iterable[Element] = (),
+    deleted: Collection[Owner] = (),
+) -> list[int]:
     """Make the tables that are missing or not ours as this release has them, with all pods in
     them; which families those were. Under the store's lock, so that two do not undo each other."""
     from . import guard_rules  # an ordinary ADD makes no rules
 
-    wanted = {*_of_store(db), *more}
+    wanted = {*_of_store(db, deleted), *more}
     families = []
     requests: list[Request] = []
     for family in sorted({one.family for one in wanted}):
@@ -234,13 +239,16 @@ def _held(kernel: Netlink, family: int) -> set[Element]:
     }
 
 
-def _of_store(db: sqlite3.Connection) -> set[Element]:
+def _of_store(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> set[Element]:
     rows = db.execute(
         "SELECT pod_namespace, pod_name, host_ifname, config, result FROM attachment"
         " WHERE host_ifname != ''"
     )
+    gone = set(map(host_name, deleted))
     found: set[Element] = set()
     for namespace, name, host, conf, result in rows:
+        if host in gone:
+            continue
         try:
             station = _recorded(PodRef(namespace, name), host, json.loads(conf), json.loads(result))
         except (ValueError, TypeError, AttributeError, KeyError):
@@ -269,7 +277,7 @@ def dismiss(host: str, station: Optional[Station]) -> None:
 def sweep(store: Store) -> None:
     """Forget links that are gone and that no pod of the store has."""
     with _nothing_without_nftables(), _conversation() as kernel:
-        _swept(store, kernel)
+        _swept(store, kernel, ())
 
 
 @contextmanager
@@ -304,12 +312,12 @@ def stations() -> dict[str, Station]:
     }
 
 
-def _swept(store: Store, kernel: Netlink) -> list[str]:
+def _swept(store: Store, kernel: Netlink, deleted: Iterable[Owner]) -> list[str]:
     """Their names."""
     held = _all_held(kernel)
     hosts = {one.host for one in held}
     # In this order: an ADD that is at work has its allocation before its elements.
-    hosts -= store.read(_hosts_of_store)
+    hosts -= store.read(_hosts_of_store) - set(map(host_name, deleted))
     with Netlink() as links:
         gone = {host for host in hosts if not links.index(host)}
     if gone:
@@ -326,20 +334,21 @@ def _hosts_of_store(db: sqlite3.Connection) -> set[str]:
     }
 
 
-def repair(store: Store) -> list[str]:
-    """Make the tables what the store says; what was not so."""
+def repair(store: Store, deleted: Collection[Owner] = ()) -> list[str]:
+    """Make the tables what the store says; what was not so. The store may still have pods that
+    were deleted."""
     with _conversation() as kernel:
-        wanted = store.read(_of_store)
+        wanted = store.read(lambda db: _of_store(db, deleted))
         said = []
         if any(_differs(kernel, family) for family in {one.family for one in wanted}):
-            families = store.atomically(lambda db: _rebuild(kernel, db))
+            families = store.atomically(lambda db: _rebuild(kernel, db, (), deleted))
             said += [f"nft table {nft.FAMILY_NAMES[family]} {TABLE}" for family in families]
-        missing = store.read(_of_store) - _all_held(kernel)
+        missing = store.read(lambda db: _of_store(db, deleted)) - _all_held(kernel)
         if missing:
             ordered = sorted(missing, key=lambda one: one.set == "guarded")
             kernel.commit(_SUBSYSTEM, _adding(ordered))
             said += [f"{host}: was not checked" for host in sorted({one.host for one in missing})]
-        said += [f"{host}: its link is gone" for host in _swept(store, kernel)]
+        said += [f"{host}: its link is gone" for host in _swept(store, kernel, deleted)]
     return said + _stop_learning(wanted)
 
 
