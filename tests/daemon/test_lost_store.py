@@ -358,6 +358,23 @@ def test_a_second_store_on_the_node_is_not_a_lost_one(node, served):
         assert db.execute("SELECT * FROM allocation").fetchall() == []
 
 
+@pytest.mark.parametrize("finder", ["add", "daemon"])
+def test_a_changed_data_dir_hands_out_no_address_of_a_running_pod(node, datapath, finder):
+    """The pods are still in the old store, and their DELs go to the new one."""
+    old, pod = small(node, datapath=datapath), node.pod()
+    address = node.cnitool("add", old, pod).address
+    new = {**old, "data_dir": str(node.tmp / "second")}
+    try:
+        if finder == "daemon":
+            argv, env = node.python_command("-c", UPKEEP, new["data_dir"])
+            sh(*argv, env=env)
+        assert address not in [node.add(new).address for _ in range(3)]
+    finally:
+        node.cnitool("del", old, pod).succeeds()
+    node.call("GC", {**new, "cni.dev/valid-attachments": []}).succeeds()
+    assert node.add(new).address == address
+
+
 def test_an_address_in_use_whose_owner_is_unknown_is_not_handed_out(node):
     """A pod whose link lost its alias, and one that somebody put on the bridge by hand."""
     conf, pod = small(node), node.pod()

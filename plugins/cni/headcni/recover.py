@@ -68,10 +68,14 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
     disputed = _believe_undisputed(pods.values())
     _attach(pods.values(), network)
     elsewhere = {DATA_DIR, *(_data_dir(conf) for _unused, conf in cache)} - {home, ""}
-    ours = [pod for pod in pods.values() if not _is_held_in(elsewhere, pod.owner)]
+    foreign = {pod.owner for pod in pods.values() if _is_held_in(elsewhere, pod.owner)}
+    ours = [pod for pod in pods.values() if pod.owner not in foreign]
+    cached = [pod for pod in _from_cache(cache, home, of_others=True) if pod.owner not in pods]
+    kept = _beside_ours((*(pods[owner] for owner in foreign), *cached), network)
     ports, ranges = firewall.live_ports(), firewall.live_ranges()
     holders = {address: pod for pod in ours for address in pod.addresses}
     unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses} | disputed
+    unowned.update(address for pod in kept if pod.link is None for address in pod.addresses)
 
     def work(db: sqlite3.Connection) -> str:
         if not is_unverified(db):
@@ -84,10 +88,11 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         for address in unowned:
             owner, leased = Owner(NOBODY, str(address), ""), _bare(address)
             insert_allocations(db, owner, RECOVERED, [leased])
-        for pod in ours:
-            if pod.link is not None:
+        for pod in (*ours, *kept):
+            if pod.link is not None:  # until that is gone
                 owner = Owner(NOBODY, pod.link.name, "")
-                insert_allocations(db, owner, RECOVERED, pod.claimed.values())
+                seen_there = {**pod.addresses, **pod.claimed}
+                insert_allocations(db, owner, RECOVERED, seen_there.values())
         for port in ports:
             holder = holders.get(ip_address(port.pod_ip))
             if holder is not None:
@@ -222,11 +227,12 @@ def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
 _Entry = Tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
-def _from_cache(entries: Iterable[_Entry], home: str) -> Iterator[_Pod]:
+def _from_cache(entries: Iterable[_Entry], home: str, of_others: bool = False) -> Iterator[_Pod]:
+    """The pods that were added with our store, or with others."""
     for entry, conf in entries:
         named = _data_dir(conf)
-        if named and os.path.realpath(named) != home:
-            continue  # of another store
+        if bool(named and os.path.realpath(named) != home) != of_others:
+            continue
         try:
             pod = _remembered(entry, conf)
         except (ValueError, KeyError, TypeError, AttributeError, CniError):
@@ -325,6 +331,20 @@ def _believe_undisputed(pods: Iterable[_Pod]) -> set[Address]:
             mine = pod.claimed.items()
             pod.addresses = {a: one for a, one in mine if a not in given and claims[a] == 1}
     return {address for address, count in claims.items() if count > 1} - given
+
+
+def _beside_ours(pods: Iterable[_Pod], network: NetworkConfig | None) -> list[_Pod]:
+    """Those of another store's pods that have addresses which ours might hand out: their network
+    had another data_dir before, or uses the same bridge."""
+    with Netlink() as kernel:
+        bridge = kernel.index(network.bridge) if network is not None else 0
+    return [
+        pod
+        for pod in pods
+        if network is None
+        or pod.owner.network == network.name
+        or (pod.link is not None and bridge and pod.link.master == bridge)
+    ]
 
 
 def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:
