@@ -21,7 +21,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface
@@ -35,7 +35,15 @@ from .ipam.allocate import Ipam
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
 from .result import ips_of, read
-from .store import DATA_DIR, Attachment, Store, insert_allocations, is_unverified, last_known
+from .store import (
+    DATA_DIR,
+    Attachment,
+    Store,
+    insert_allocations,
+    is_unverified,
+    last_known,
+    lease_of_owner,
+)
 
 RESULTS_DIR = "/var/lib/cni/results"
 MOST_FILES = 16384
@@ -110,23 +118,38 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         _say(store, reason, ours, unowned, [p for p in ports if ip_address(p.pod_ip) in holders])
 
 
-def release_unused(store: Store) -> None:
+def release_unused(store: Store, but: Container[Owner] = ()) -> list[Owner]:
     """Free what was kept because a link showed it in use, and no longer does: its DEL went to
     another store. Addresses without any owner stay until the reboot."""
     select = "SELECT DISTINCT network, container_id, ifname FROM allocation WHERE pod = ?"
     rows = store.read(lambda db: db.execute(select, (RECOVERED,)).fetchall())
     if not rows:
-        return
+        return []
     with Netlink() as kernel:
         links = {one.name for one in seen.pod_links(kernel)}
+    released = []
     for owner in (Owner(*row) for row in rows):
-        if owner.network == NOBODY and not owner.container_id.startswith("hc"):
+        if owner in but or (owner.network == NOBODY and not owner.container_id.startswith("hc")):
             continue
         name = owner.container_id if owner.network == NOBODY else link.host_name(owner)
-        if name not in links:
-            firewall.withdraw(store, owner)
-            Ipam(store).release(owner)
-            store.forget(owner)
+        if name not in links and _released(store, owner):
+            released.append(owner)
+    return released
+
+
+def _released(store: Store, owner: Owner) -> bool:
+    """False if a new pod has the owner's name by now."""
+
+    def work(db: sqlite3.Connection) -> bool:
+        lease = lease_of_owner(db, owner)
+        if lease is None or lease.pod != RECOVERED:
+            return False
+        firewall.withdraw(store, owner)
+        Ipam(store).release(owner)
+        store.forget(owner)
+        return True
+
+    return store.atomically(work)
 
 
 # The kernel's side.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from ipaddress import ip_address
 
 import pytest
 
@@ -14,7 +15,9 @@ from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
 from headcni.daemon.monitor import ask
 from headcni.daemon.pod_traffic import cluster_cidrs
 from headcni.daemon.routes import Condition, Report
-from headcni.model import Owner, PodRef
+from headcni.ipam.allocate import Ipam
+from headcni.model import LeasedAddress, Owner, PodRef
+from headcni.recover import RECOVERED
 from headcni.store import Attachment, PluginState
 
 CONFIG = """
@@ -49,6 +52,18 @@ def attach(daemon: Daemon, name: str, netns: str, created: float) -> Owner:
     result = {"ips": [{"address": "10.9.1.5/24"}]}
     daemon.store.remember(Attachment(owner, PodRef(), netns, "", conf, result, {}, created))
     return owner
+
+
+def test_an_address_kept_for_a_link_that_is_gone_is_released(daemon):
+    """Recovery keeps it. Runtimes without GC never ask for it to be released."""
+    kept, alive = Owner("", "hc0123456789a", ""), attach(daemon, "alive", "/proc/self/ns/net", 1.0)
+    for number, owner in enumerate((kept, alive)):
+        leased = LeasedAddress(ip_address(f"10.9.1.{7 + number}"), 32, None)
+        daemon.store.adopt(owner, RECOVERED, [leased])
+    assert daemon._sweep() == ["hc0123456789a"]
+    assert Ipam(daemon.store).lease(kept) is None
+    assert Ipam(daemon.store).lease(alive) is not None  # it has an attachment, and lives
+    assert daemon._sweep() == []
 
 
 def test_a_network_whose_namespace_is_gone_is_released_and_told(daemon, tmp_path):

@@ -26,6 +26,7 @@ from ..datapath.netlink import Netlink
 from ..errors import CniError
 from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
+from ..recover import release_unused
 from ..store import Attachment, Store
 from . import config as configuration
 from . import log as logs
@@ -488,6 +489,9 @@ class Daemon:
                 continue
             self.events.tell(Event.of(LEAKED, one, "its network namespace is gone: released"))
             released.append(f"{one.owner.container_id} {one.owner.ifname}")
+        attached = {one.owner for one in self.store.attachments()}
+        for owner in release_unused(self.store, attached):
+            released.append(f"{owner.container_id} {owner.ifname}".strip())
         return released
 
     @contextmanager
