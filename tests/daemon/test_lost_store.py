@@ -375,6 +375,20 @@ def test_a_changed_data_dir_hands_out_no_address_of_a_running_pod(node, datapath
     assert node.add(new).address == address
 
 
+def test_a_changed_data_dir_keeps_addresses_of_pods_that_another_plugin_wired_up(node):
+    """The runtime's cache is the only one to know them."""
+    ipam = {"type": "headcni-ipam", "strategy": "dense-pack", "subnet": "10.55.1.0/29"}
+    conf = {"cniVersion": "1.0.0", "name": "others", "type": "bridge"}
+    old, new = ({**conf, "ipam": {**ipam, "dataDir": str(node.tmp / one)}} for one in "ab")
+    pods = [node.pod(), node.pod()]
+    try:
+        first = node.cnitool("add", old, pods[0]).address
+        assert node.cnitool("add", new, pods[1]).address != first
+    finally:
+        node.cnitool("del", new, pods[1])
+        node.cnitool("del", old, pods[0])
+
+
 def test_an_address_in_use_whose_owner_is_unknown_is_not_handed_out(node):
     """A pod whose link lost its alias, and one that somebody put on the bridge by hand."""
     conf, pod = small(node), node.pod()
