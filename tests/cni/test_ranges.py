@@ -6,7 +6,7 @@ import json
 import sqlite3
 
 import pytest
-from cni_node import REPAIR_FIREWALL
+from cni_node import REPAIR_FIREWALL, mapped
 
 OTHER = "198.51.100.0/24"
 
@@ -96,5 +96,62 @@ def test_pods_of_an_older_release_keep_their_ranges(node):
         db.execute("UPDATE attachment SET state = '{}'")
     assert node.runs(REPAIR_FIREWALL) == [False, False]
     node.add(node.conf(name="new", ipMasq=False)).succeeds()
+    with node.outside.serving(8000):
+        assert pod.asks(node.OUTSIDE_IP, 8000) == node.NODE_IP
+
+
+def rows_of_older_releases(node):
+    """The table that releases before `firewall_need` read and write: a row for each network."""
+    with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
+        return sorted(db.execute("SELECT network, pods, masqueraded, cluster FROM firewall"))
+
+
+def test_an_older_release_finds_the_ranges_of_every_network_with_pods(node):
+    own, pod = with_own_ranges(node, "10.55.3.0/24"), node.pod()
+    node.add(node.conf(name="one")).succeeds()
+    node.add(own, pod).succeeds()
+    node.add(node.conf(pod_cidr=None)).succeeds()
+    one = '["10.55.1.0/24"]'
+    both = '["10.55.1.0/24", "10.55.3.0/24"]'
+    assert rows_of_older_releases(node) == [
+        ("one", one, one, '["10.55.0.0/16", "10.55.1.0/24"]'),
+        ("pods", both, both, '["10.55.0.0/16", "10.55.1.0/24", "10.55.3.0/24"]'),
+    ]
+    node.delete(own, pod).succeeds()
+    assert node.runs(REPAIR_FIREWALL) == [True, False]
+    assert rows_of_older_releases(node)[1][1:3] == (one, one)
+    node.call("GC", node.conf(name="one", **{"cni.dev/valid-attachments": []})).succeeds()
+    assert [row[0] for row in rows_of_older_releases(node)] == ["pods"]
+
+
+def test_the_daemon_restores_what_an_older_release_reads(node):
+    node.add(node.conf()).succeeds()
+    rows = rows_of_older_releases(node)
+    node.sql("DELETE FROM firewall")
+    assert node.runs(REPAIR_FIREWALL) == [False, False]
+    assert rows_of_older_releases(node) == rows != []
+
+
+@pytest.mark.parametrize("network", ["theirs", "pods"])
+@pytest.mark.parametrize("replaced_by", ["ADD", "DEL", "the daemon"])
+def test_pods_that_an_older_release_added_keep_their_ranges(node, network, replaced_by):
+    """After a roll-back: it writes its own table of ranges and not ours."""
+    pod, with_port = node.pod(), node.pod()
+    published = {**node.conf(), **mapped((8080, 80, "tcp"))}
+    node.add(published, with_port).succeeds()
+    node.add({**with_own_ranges(node, "10.55.3.0/24"), "name": network}, pod).succeeds()
+    theirs, cluster = '["10.55.3.0/24"]', '["10.55.0.0/16", "10.55.3.0/24"]'
+    node.sql("DELETE FROM firewall_need WHERE ranges LIKE '%10.55.3.0%'")
+    node.sql("UPDATE attachment SET state = '{}' WHERE container_id = ?", pod.name)
+    node.sql(
+        "INSERT OR REPLACE INTO firewall VALUES (?, ?, ?, ?)", network, theirs, theirs, cluster
+    )
+    if replaced_by == "ADD":
+        node.add(node.conf()).succeeds()
+    elif replaced_by == "DEL":
+        node.netns.run("nft", "flush map inet headcni ports4")  # so that the table is replaced
+        node.delete(published, with_port).succeeds()
+    else:
+        assert node.runs(REPAIR_FIREWALL) == [True, False]
     with node.outside.serving(8000):
         assert pod.asks(node.OUTSIDE_IP, 8000) == node.NODE_IP

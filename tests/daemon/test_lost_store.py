@@ -330,7 +330,7 @@ def test_check_names_ranges_that_the_pod_needs_and_the_firewall_does_not_have(no
     node.sql("UPDATE firewall_need SET ranges = ?", ranges)
     node.runs(
         "import sys; from headcni.datapath import firewall; from headcni.store import Store\n"
-        "Store.in_directory(sys.argv[1]).atomically(firewall._replace); print('[]')"
+        "Store.in_directory(sys.argv[1]).atomically(firewall._write); print('[]')"
     )
     details = node.check(conf, pod, result).error["details"]
     assert "masqueraded" in details and "10.55.1.0/24" in details

@@ -93,8 +93,9 @@ _VERSION_2 = (
         link INTEGER NOT NULL, PRIMARY KEY (network, container_id, ifname)) WITHOUT ROWID""",
 )
 
-# What of the nft sets live pods need, in place of the table `firewall`: several for one network, if
-# its configuration has changed or pods have ranges of their own. `ranges` is JSON.
+# What of the nft sets live pods need: several for one network, if its configuration has changed or
+# pods have ranges of their own. `ranges` is JSON. The table `firewall` says the same for releases
+# that do not know this one.
 _VERSION_3 = (
     """CREATE TABLE firewall_need (
         network TEXT NOT NULL, ranges TEXT NOT NULL, place INTEGER NOT NULL,

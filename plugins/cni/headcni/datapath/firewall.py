@@ -33,6 +33,7 @@ MARK = 0x2000
 # Which ranges pods need, oldest first: the network, and as JSON its pods, masqueraded and cluster.
 _Needs = Tuple[Tuple[str, str], ...]
 
+_SET_NAMES = ("pods", "masqueraded", "cluster")
 _PORT_OF = "pod_"  # begins the name of the map that holds the ports for a map of addresses
 _MASQUERADE = "masquerade fully-random"  # two pods that choose a port at once must not collide
 
@@ -180,9 +181,10 @@ def ensure(store: Store, name: str, ranges: Mapping[str, Sequence[str]]) -> None
         return
 
     def work(db: sqlite3.Connection) -> None:
+        _settle(db)
         if not _is_met(_needs(db), need):
             _add_need(db, need)
-            _settle(db)
+            _write_rows(db)
         _replace(db)
 
     store.atomically(work)
@@ -208,16 +210,23 @@ def _is_met(needs: _Needs, need: tuple[str, str]) -> bool:
 def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The needs that no pod has any more, and those of pods that another release has added. A
     network with an ADD at work keeps all of its needs, and so does one with pods of a release that
-    did not record them."""
-    have = set(_needs(db))
-    live, kept = set(), {row[0] for row in db.execute(_BEING_ADDED)}
+    did not record them. Such a release wrote what they need into its own table."""
+    needs = _needs(db)
+    have, live, unrecorded = set(needs), set(), set()
     for network, state in attachment_states(db):
         ranges = state.get("ranges")
         if ranges is None:
-            kept.add(network)
+            unrecorded.add(network)
         elif ranges:
             live.add((network, json.dumps(ranges, sort_keys=True)))
-    return [need for need in have - live if need[0] not in kept], sorted(live - have)
+    kept = {row[0] for row in db.execute(_BEING_ADDED)} | unrecorded
+    theirs = {
+        (network, text)
+        for network, text in (_rows(db).items() - _rows_of(needs).items() if unrecorded else ())
+        if network in unrecorded
+    }
+    unused = [need for need in have - live if need[0] not in kept]
+    return unused, [*sorted(live - have), *sorted(theirs - have - live)]
 
 
 def _settle(db: sqlite3.Connection) -> bool:
@@ -226,7 +235,42 @@ def _settle(db: sqlite3.Connection) -> bool:
     db.executemany("DELETE FROM firewall_need WHERE network = ? AND ranges = ?", unused)
     for need in missing:
         _add_need(db, need)
+    if unused or missing:
+        _write_rows(db)
     return bool(unused or missing)
+
+
+def _rows(db: sqlite3.Connection) -> dict[str, str]:
+    """What each network needs according to the table `firewall`. Releases that do not
+    know `firewall_need` read it, and write it when a node is rolled back to them."""
+    rows = db.execute("SELECT network, pods, masqueraded, cluster FROM firewall")
+    return {
+        network: json.dumps(dict(zip(_SET_NAMES, map(json.loads, ranges))), sort_keys=True)
+        for network, *ranges in rows
+    }
+
+
+def _rows_of(needs: _Needs) -> dict[str, str]:
+    """The same, as these needs make it."""
+    return {
+        network: json.dumps({name: sorted(ranges[name]) for name in _SET_NAMES}, sort_keys=True)
+        for network, ranges in _by_network(needs).items()
+    }
+
+
+def _rows_differ(db: sqlite3.Connection) -> bool:
+    return bool(_rows_of(_needs(db)).items() - _rows(db).items())
+
+
+def _write_rows(db: sqlite3.Connection) -> None:
+    """So that a node can be rolled back to a release that reads them."""
+    networks = _by_network(_needs(db))
+    at_work = {row[0] for row in db.execute(_BEING_ADDED)}  # perhaps by such a release
+    unused = [(network,) for network in _rows(db) if network not in {*networks, *at_work}]
+    db.executemany("DELETE FROM firewall WHERE network = ?", unused)
+    for network, ranges in networks.items():
+        row = (json.dumps(sorted(ranges[name])) for name in _SET_NAMES)
+        db.execute("INSERT OR REPLACE INTO firewall VALUES (?, ?, ?, ?)", (network, *row))
 
 
 def forget_unused(store: Store) -> None:
@@ -399,6 +443,7 @@ def adopt_ranges(db: sqlite3.Connection, network: str, ranges: Mapping[str, Sequ
     """Keep them for pods that were found running."""
     if any(ranges.values()):
         _add_need(db, (network, json.dumps(ranges, sort_keys=True)))
+        _write_rows(db)
 
 
 def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:
@@ -484,11 +529,12 @@ def repair(store: Store, deleted: Collection[Owner] = ()) -> bool:
     def work(db: sqlite3.Connection) -> bool:
         if not differs(db):
             return False
-        _settle(db)
         _replace(db, deleted)
         return True
 
     repaired = store.read(differs) and store.atomically(work)
+    if store.read(_rows_differ):
+        store.atomically(_write_rows)
     if repaired:  # clients may have come while the rules were missing
         _forget_connections(store.read(lambda db: _all_ports(db, deleted)))
     return repaired
@@ -573,23 +619,27 @@ def _sets(needs: _Needs) -> Iterator[str]:
 
 
 def _members(needs: _Needs) -> dict[str, list[str]]:
-    """What each set holds: all that live pods need. Whether a range is masqueraded, the newest pod
-    of a network decides for all of them."""
-    masqueraded: dict[str, set[str]] = {}
-    sets: dict[str, set[str]] = {"pods": set(), "masqueraded": set(), "cluster": set()}
-    for network, text in needs:
-        ranges = json.loads(text)
-        sets["pods"].update(ranges["pods"])
-        sets["cluster"].update(ranges["cluster"])
-        of_network = masqueraded.setdefault(network, set())
-        of_network.difference_update(ranges["pods"])
-        of_network.update(ranges["masqueraded"])
-    sets["masqueraded"].update(*masqueraded.values())
+    """What each set holds: all that live pods need."""
+    networks = _by_network(needs).values()
+    sets = {name: set[str]().union(*(one[name] for one in networks)) for name in _SET_NAMES}
     return {
         f"{name}{family}": sorted(one for one in members if (":" in one) == (family == 6))
         for name, members in sets.items()
         for family in (4, 6)
     }
+
+
+def _by_network(needs: _Needs) -> dict[str, dict[str, set[str]]]:
+    """What the pods of each network need together. Whether a range is masqueraded, the newest pod
+    of a network decides for all of them."""
+    networks: dict[str, dict[str, set[str]]] = {}
+    for network, text in needs:
+        ranges = json.loads(text)
+        together = networks.setdefault(network, {name: set() for name in _SET_NAMES})
+        together["masqueraded"].difference_update(ranges["pods"])
+        for name, members in together.items():
+            members.update(ranges[name])
+    return networks
 
 
 def _ranges(needs: _Needs) -> dict[str, tuple[str, ...]]:
@@ -612,6 +662,11 @@ def _maps(ports: Iterable[Port]) -> Iterator[str]:
 
 
 def _replace(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> None:
+    _settle(db)  # another release may have added pods since
+    _write(db, deleted)
+
+
+def _write(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> None:
     nft.run(_ruleset(_needs(db), _all_ports(db, deleted)))
 
 
