@@ -270,7 +270,7 @@ def test_two_networks_share_one_nft_table(node):
     node.add(other).succeeds()
     node.add(node.conf()).succeeds()
     rules = node.nft()
-    assert rules.count("table inet headcni") == 1
+    assert rules.count("table inet headcni {") == 1
     assert "10.55.1.0/24" in rules and "10.55.8.0/24" in rules
 
 
