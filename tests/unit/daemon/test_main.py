@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -100,6 +101,23 @@ def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):
     attach(daemon, "unknown", "", long_ago)
     assert daemon._sweep() == []
     assert len(daemon.store.attachments()) == 3
+
+
+def test_a_pod_that_a_reconstructed_store_took_for_alive_is_released_soon(
+    daemon, tmp_path, monkeypatch
+):
+    """Its DEL was at work when the store was lost, and the runtime's cache still had it."""
+    monkeypatch.setattr(main, "GRACE_SECONDS", 0.2)
+    daemon._sweep_when_due()
+    time.sleep(0.3)
+    daemon._sweep_when_due()
+    shutil.rmtree(daemon.config.daemon.data_dir)
+    attach(daemon, "deleted", str(tmp_path / "gone"), time.time())
+    daemon._sweep_when_due()
+    assert len(daemon.store.attachments()) == 1, "what is young stays"
+    time.sleep(0.3)
+    daemon._sweep_when_due()
+    assert daemon.store.attachments() == []
 
 
 def test_routes_that_cannot_be_kept_just_now_are_begun_at_a_later_pass(daemon, monkeypatch):

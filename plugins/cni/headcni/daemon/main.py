@@ -177,7 +177,7 @@ class Daemon:
         self._began = time.time()
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._sweep_at = 0.0
+        self._sweep_at, self._opens = 0.0, 0
         self._nft_trouble = "the nft rules have not been tried on this node yet"
         self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
         self._udp_port, self._ask_port_at = 0, 0.0
@@ -420,9 +420,7 @@ class Daemon:
             self._pass("namespace", self._ensure_namespace)
             if self.routes is None:
                 self._pass("routes", self._start_routes)
-            if time.monotonic() >= self._sweep_at:
-                self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
-                self._pass("leaks", self._sweep)
+            self._sweep_when_due()
             self._wake.wait(self.config.daemon.reconcile_interval)
             self._wake.clear()
 
@@ -472,6 +470,17 @@ class Daemon:
 
     def _firewalls_passed(self, seconds: float, ok: bool, repaired: int) -> None:
         self.metrics.reconciled("firewall", seconds, ok=ok, repaired=repaired)
+
+    def _sweep_when_due(self) -> None:
+        """Every gcInterval, and once more soon after the store was opened or replaced: a store that
+        is reconstructed during a DEL may adopt the pod from the runtime's cache."""
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
+            self._pass("leaks", self._sweep)
+        opens = self._store.opens if self._store is not None else 0
+        if opens != self._opens:
+            self._opens = opens
+            self._sweep_at = min(self._sweep_at, time.monotonic() + GRACE_SECONDS)
 
     def _sweep(self) -> Sequence[str]:
         """Networks whose namespace is gone, though no DEL came: for pods of Kubernetes, its word is
