@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -254,6 +254,87 @@ def test_our_own_pods_are_local_even_if_tailscaled_routes_them_away(node):
     assert "tailscale0" in node.host.ip("route get 10.244.1.7")
     node.manager().reconcile()
     assert "dev headcni0" in node.host.ip("route get 10.244.1.7")
+
+
+HOST_MODE = replace(MESH, own_networks_first=True)
+
+
+def with_a_lan(node: Node) -> None:
+    """An interface in two networks, a static route by way of it, and a default route; and a peer
+    that advertises all of them, and more."""
+    node.host.ip("link add eth0 type veth peer name lan0")
+    node.host.ip("addr add 192.168.7.10/24 dev eth0")
+    node.host.ip("addr add fd77::10/64 dev eth0 nodad")
+    node.host.ip("link set lan0 up")
+    node.host.ip("link set eth0 up")
+    node.host.ip("route add 172.20.0.0/16 via 192.168.7.1")
+    node.host.ip("route add default via 192.168.7.1")
+    node.host.ip("route add 128.0.0.0/1 via 192.168.7.1")
+    for family, networks in (
+        ("", ("192.168.7.0/24", "192.168.7.128/25", "172.20.4.0/24", "198.51.100.0/24")),
+        ("-6 ", ("fd77::/64", "fd78::/64")),
+    ):
+        node.host.ip(f"{family}rule add pref 5270 lookup 52")
+        for network in networks:
+            node.host.ip(f"{family}route add {network} dev tailscale0 table 52")
+
+
+def way(node: Node, address: str) -> str:
+    return node.host.ip(f"route get {address}").partition(" dev ")[2].split()[0]
+
+
+def test_the_nodes_own_networks_stay_its_own_whatever_a_peer_advertises(node):
+    with_a_lan(node)
+    own = ("192.168.7.20", "192.168.7.200", "172.20.4.9", "fd77::20")
+    assert {way(node, address) for address in own} == {"tailscale0"}
+    manager = node.manager(HOST_MODE)
+    manager.reconcile()
+    assert {way(node, address) for address in own} == {"eth0"}
+    assert {way(node, address) for address in ("198.51.100.9", "fd78::9")} == {"tailscale0"}
+    assert way(node, "203.0.113.9") == "eth0"
+    with node.watched() as seen:
+        assert not manager.reconcile().changed
+    assert seen == []
+    manager.remove_all()
+    assert way(node, "192.168.7.20") == "tailscale0"
+
+
+def test_the_rule_for_own_networks_comes_back_when_somebody_deletes_it(node):
+    with_a_lan(node)
+    with node.running(HOST_MODE, interval=60.0):
+        node.host.ip("rule del pref 5205")
+        until(lambda: way(node, "192.168.7.20") == "eth0")
+
+
+def test_routes_are_accepted_only_when_the_nodes_own_networks_come_first(node):
+    """tailscaled is told within the same pass."""
+    with_a_lan(node)
+    ways = []
+
+    class Prefs:
+        def ensure(self, _: object) -> tuple[str, ...]:
+            ways.append(way(node, "192.168.7.20"))
+            return ()
+
+    node.manager(HOST_MODE, prefs=Prefs()).reconcile()
+    assert ways == ["eth0"]
+
+
+def test_daemon_mode_leaves_the_rule_of_host_mode_until_that_is_dropped(node):
+    with_a_lan(node)
+    node.manager(HOST_MODE).reconcile()
+    node.manager(MESH).reconcile()
+    assert way(node, "192.168.7.20") == "eth0"
+    with node.inside(), contextlib.closing(RouteSocket()) as kernel:
+        assert len(routes_module.forget_own_networks(kernel)) == 2
+    assert way(node, "192.168.7.20") == "tailscale0"
+
+
+def test_the_rule_for_own_networks_goes_when_it_is_switched_off(node):
+    with_a_lan(node)
+    node.manager(HOST_MODE).reconcile()
+    node.manager(replace(MESH, own_networks_first=False)).reconcile()
+    assert way(node, "192.168.7.20") == "tailscale0"
 
 
 @pytest.mark.parametrize("other", ["10.244.2.0/24", "10.244.2.0/23", "10.244.2.64/26"])

@@ -95,7 +95,7 @@ def first(bare) -> dict[str, str]:
     )
     bare.nodes.on(watch)
     bare.nodes.on("sh -c 'sleep 1' hskey-auth-decoy")
-    said = bare.play("-vvv", "--diff", tailscale_auth_key=key)
+    said = bare.play("-vvv", "--diff", tailscale_auth_key=key, tailscale_accept_routes=True)
     bare.nodes.on("systemctl stop watch")
     return {"key": key, "said": said}
 

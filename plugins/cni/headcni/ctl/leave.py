@@ -91,7 +91,12 @@ def _approval(config: DaemonConfig) -> str:
 
 def _routes(config: DaemonConfig) -> str:
     own = configuration.pod_cidrs(config).cidrs
-    mesh = Mesh(cluster_cidrs(config, own), own, interface=config.tailscale.interface)
+    mesh = Mesh(
+        cluster_cidrs(config, own),
+        own,
+        interface=config.tailscale.interface,
+        own_networks_first=False,  # those rules go, too: tailscaled has its former prefs by now
+    )
     manager = RouteManager(mesh, LocalApi(config.tailscale.socket_path))
     return f"{len(manager.remove_all().removed)} removed"
 

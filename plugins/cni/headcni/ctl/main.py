@@ -36,6 +36,7 @@ VERBS = {
     "validate": "find every mistake in a netconf, a conflist or the daemon's config.yaml",
     "pod-cidr": "explain which pod CIDR this node has, and why",
     "conflist": "show which conflist is in charge, or put back what was there before",
+    "own-networks": "reach the node's own networks directly, whatever peers advertise",
     "mode": "go from host to daemon mode or back, with pods running",
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
     "version": "print the versions of HeadCNI, CNI and Python",

@@ -20,14 +20,16 @@ import argparse
 import os
 import subprocess
 import time
+from contextlib import closing
 from typing import Optional
 
 from ..daemon import config as configuration
 from ..daemon.config import DaemonConfig
 from ..daemon.control import asked
-from ..daemon.main import control_path, mesh_of, namespace_of, prefs_file
+from ..daemon.kernel_routes import RouteSocket
+from ..daemon.main import control_path, mesh_of, namespace_of, own_networks_first, prefs_file
 from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import Mesh, RouteManager
+from ..daemon.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
 from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
@@ -83,6 +85,9 @@ def _prefs(config: DaemonConfig) -> NodePrefs:
 
 def _prepare(now: DaemonConfig, to_come: DaemonConfig) -> str:
     _must_run(to_come)
+    if own_networks_first(to_come):
+        with closing(RouteSocket()) as kernel:  # before it accepts the first route
+            put_own_networks_first(kernel)
     changed = list(_prefs(to_come).ensure(configuration.pod_cidrs(to_come).cidrs))
     try:
         nft.run_here(_copying(_manager(now).mesh, _manager(to_come).mesh))
@@ -216,6 +221,9 @@ def _drop(now: DaemonConfig, mode: Optional[str]) -> str:
     except TailscaleError as problem:
         if problem.kind != NO_SOCKET:
             raise
+    if mode == "host":
+        with closing(RouteSocket()) as kernel:
+            done += [f"{rule} deleted" for rule in forget_own_networks(kernel)]
     if mode == "daemon":
         _systemctl("disable", "--now", TAILSCALED)
         namespace = namespace_of(dropped, configuration.pod_cidrs(dropped).cidrs)

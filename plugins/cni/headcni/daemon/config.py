@@ -336,6 +336,12 @@ class NetworkSection:
         "auto: other firewalls on the node are told to let pods through; none: they are left "
         "alone, and what they block is only reported",
     )
+    own_networks_first: bool = _key(
+        True,
+        _flag(),
+        "whether networks in the node's main routing table are reached directly although a peer "
+        "advertises them in the tailnet (host mode)",
+    )
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from ..datapath.rtnl import (
 RTM_DELLINK, RTM_GETLINK, RTM_DELADDR = 17, 18, 21
 RTM_DELROUTE, RTM_GETROUTE = 25, 26
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
-FRA_DST, FRA_PRIORITY, FRA_TABLE, FRA_PROTOCOL = 1, 6, 15, 21
+FRA_DST, FRA_PRIORITY, FRA_SUPPRESS_PREFIXLEN, FRA_TABLE, FRA_PROTOCOL = 1, 6, 14, 15, 21
 FR_ACT_TO_TBL = 1
 RTN_LOCAL = 2
 IP6_METRIC = 1024  # what IPv6 makes of a route that was given none
@@ -124,13 +124,15 @@ class Route(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`to dst lookup table`."""
+    """`to dst lookup table suppress_prefixlength suppress`. Routes with a prefix of at most
+    `suppress` bits are passed over; -1 passes over none."""
 
     priority: int
     dst: Prefix
     table: int
     action: int = FR_ACT_TO_TBL
     protocol: int = RTPROT_HEADCNI
+    suppress: int = -1
 
     def __str__(self) -> str:
         return f"rule {self.priority} to {self.dst}"
@@ -206,6 +208,8 @@ def _rule_body(rule: Rule) -> bytes:
     body += u8(FRA_PROTOCOL, rule.protocol)
     if rule.dst.length:
         body += attribute(FRA_DST, rule.dst.address)
+    if rule.suppress >= 0:
+        body += u32(FRA_SUPPRESS_PREFIXLEN, rule.suppress)
     return body
 
 
@@ -331,6 +335,7 @@ def _rule(body: bytes) -> Rule:
     )
     address = bytes(4 if family == socket.AF_INET else 16)
     priority = protocol = 0
+    suppress = -1
     for attr, value in attributes(body[_RULE.size :]):
         if attr == FRA_DST:
             address = value
@@ -340,7 +345,9 @@ def _rule(body: bytes) -> Rule:
             (table,) = struct.unpack("=I", value)
         elif attr == FRA_PROTOCOL:
             protocol = value[0]
-    return Rule(priority, Prefix(family, address, length), table, action, protocol)
+        elif attr == FRA_SUPPRESS_PREFIXLEN:
+            (suppress,) = struct.unpack("=i", value)
+    return Rule(priority, Prefix(family, address, length), table, action, protocol, suppress)
 
 
 def _link(body: bytes) -> Link:

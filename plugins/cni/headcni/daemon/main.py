@@ -584,7 +584,14 @@ def mesh_of(
         sources=tuple(cidr[1] for cidr in own),
         interface=config.tailscale.interface,
         gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
+        own_networks_first=own_networks_first(config),
     )
+
+
+def own_networks_first(config: DaemonConfig) -> Optional[bool]:
+    """Whether the node's own networks come before what its tailscaled accepts: for host mode to
+    say. In daemon mode it is the operator's tailscaled, and None."""
+    return config.network.own_networks_first if config.tailscale.mode == "host" else None
 
 
 def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Optional[MeshNamespace]:

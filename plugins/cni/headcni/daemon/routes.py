@@ -10,6 +10,9 @@ Tailscale's own table is. What tailscaled says of its peers decides which there 
 - The node's own CIDR is never routed into the tunnel, neither by us nor, if a peer claims it, by
   tailscaled: a rule of ours sends it to the main table before any other is asked.
 - A peer that claims what overlaps our own CIDR gets no route for it, and raises an alarm.
+- In host mode, the networks that the node itself is in stay its own, whatever a peer advertises: a
+  rule of ours asks the main table, but for its default routes, before Tailscale's. It is there
+  before tailscaled is told to accept routes (docs/decisions/0014).
 - Two peers whose claims overlap raise an alarm, and both routes stay: it is tailscaled that picks
   the peer, by its own longest match, and to cut off both would make two outages of one mistake.
 """
@@ -17,6 +20,7 @@ Tailscale's own table is. What tailscaled says of its peers decides which there 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -52,6 +56,9 @@ from .tailscale import Bus, LocalApi, NodePrefs, Peer
 
 TABLE = 5200
 PRIORITY = 5200  # Tailscale's rules begin at 5210
+OWN_NETWORKS = 5205  # after the cluster's pods, before whatever tailscaled accepts
+# A route as wide as a /7 is a default route in disguise: VPNs have 0.0.0.0/1, some sites 2000::/3.
+WIDEST_NETWORK = 7
 INTERVAL_SECONDS = 30.0
 STALE_SECONDS = 300.0
 QUIET_SECONDS, PATIENCE_SECONDS = 0.05, 0.5
@@ -82,14 +89,16 @@ class Mesh:
     mtu: Optional[int] = None
     table: int = TABLE
     priority: int = PRIORITY
+    # None leaves the rules of the node's own networks as they are: they are host mode's, and stay
+    # in daemon mode until the node's tailscaled has its former prefs back.
+    own_networks_first: Optional[bool] = None
 
     def rules(self) -> list[Rule]:
         own = [
             Rule(self.priority - 1, prefix, RT_TABLE_MAIN) for prefix in prefixes(self.own_cidrs)
         ]
-        return own + [
-            Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)
-        ]
+        pods = [Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)]
+        return [*own, *pods, *(own_network_rules() if self.own_networks_first else ())]
 
 
 class Claim(NamedTuple):
@@ -141,6 +150,32 @@ class _View(NamedTuple):
 
 
 _ALL_THERE = Condition("routes", True, "")
+
+
+def own_network_rules() -> list[Rule]:
+    """The main table, but for its default routes, before Tailscale's own table."""
+    everything = [Prefix(socket.AF_INET, bytes(4), 0)]
+    if os.path.exists("/proc/sys/net/ipv6"):
+        everything.append(Prefix(socket.AF_INET6, bytes(16), 0))
+    return [Rule(OWN_NETWORKS, one, RT_TABLE_MAIN, suppress=WIDEST_NETWORK) for one in everything]
+
+
+def put_own_networks_first(kernel: RouteSocket) -> list[Rule]:
+    """Add what is missing of these rules; what that was."""
+    missing = [rule for rule in own_network_rules() if rule not in kernel.rules()]
+    failures = kernel.send([add_rule(rule) for rule in missing])
+    if failures:
+        raise failures[0]
+    return missing
+
+
+def forget_own_networks(kernel: RouteSocket) -> list[Rule]:
+    """Delete these rules, once tailscaled has its former prefs back."""
+    there = [rule for rule in kernel.rules() if rule.priority == OWN_NETWORKS]
+    failures = kernel.send([delete_rule(rule) for rule in there])
+    if failures:
+        raise failures[0]
+    return there
 
 
 def prefixes(networks: Iterable[Network]) -> list[Prefix]:
@@ -375,6 +410,8 @@ class RouteManager:
 
     def _tell_prefs(self, prefs: NodePrefs) -> Condition:
         try:
+            if self.mesh.own_networks_first:
+                put_own_networks_first(self._kernel)  # before the first route is accepted
             changed = prefs.ensure(self.mesh.own_cidrs)
         except (CniError, OSError) as problem:
             return Condition("prefs", False, str(problem))
@@ -480,7 +517,8 @@ class RouteManager:
 
     @property
     def _priorities(self) -> frozenset[int]:
-        return frozenset({self.mesh.priority - 1, self.mesh.priority})
+        pods = {self.mesh.priority - 1, self.mesh.priority}
+        return frozenset(pods if self.mesh.own_networks_first is None else {*pods, OWN_NETWORKS})
 
     def _run(self, events: RouteEvents, doorstep: socket.socket) -> None:
         with contextlib.closing(events), doorstep:
