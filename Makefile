@@ -106,7 +106,7 @@ test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Heads
 	$(PYTEST) tests/outages
 
 .PHONY: test-firewalls
-test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on five nodes, some 15 minutes (not in `test`)
+test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on six nodes, some 15 minutes (not in `test`)
 	$(PYTEST) tests/firewalls
 
 .PHONY: test-soak

@@ -7,7 +7,7 @@ HEADCNI_WRITE_DOCS=1 puts what was seen into docs/firewalls.md.
 from __future__ import annotations
 
 import pytest
-from firewalled_nodes import CONTAINER_PORT, FIREWALLS, NODES, Fleet
+from firewalled_nodes import CONTAINER_PORT, FIREWALLED, FIREWALLS, NODES, Fleet
 from traffic import Traffic
 
 pytestmark = pytest.mark.timeout(1200)
@@ -56,12 +56,17 @@ def test_every_way_is_open_in_host_mode_on_a_bridge(fleet, seen):
     assert fleet.closed(seen, "host, bridge") == []
 
 
-@pytest.mark.parametrize("node", NODES, ids=FIREWALLS.values())
+@pytest.mark.parametrize("node", FIREWALLED, ids=FIREWALLS.get)
 def test_status_and_diagnose_say_which_firewall_it_is_and_what_was_added(fleet, node):
     said = " ".join(one["summary"] for one in fleet.status(node)["firewalls"])
     name = FIREWALLS[node].removesuffix("-nft")
     assert name in said and "HeadCNI added" in said, said
     assert name in fleet.lab.on(node, "headcnictl diagnose")
+
+
+def test_on_a_node_without_a_firewall_nothing_is_added(fleet):
+    assert fleet.status("node6")["firewalls"] == []
+    assert "HEADCNI-" not in fleet.lab.on("node6", "iptables-save; ip6tables-save")
 
 
 def test_tailscaled_has_its_own_rules_again_though_firewalld_flushed_them(fleet):

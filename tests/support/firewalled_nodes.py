@@ -1,4 +1,4 @@
-"""Five nodes, each with another firewall that drops what it was not told about."""
+"""Five nodes, each with another firewall that drops what it was not told about, and one without."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ FIREWALLS = {
     "node3": "firewalld",
     "node4": "iptables-nft",
     "node5": "iptables-legacy",
+    "node6": "none",
 }
 NODES = tuple(FIREWALLS)
+FIREWALLED = NODES[:-1]
 # Docker sets the policy to drop only where it is the first to turn forwarding on.
 TURN_ON = {
     "node1": "iptables -P FORWARD DROP",
