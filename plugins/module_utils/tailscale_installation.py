@@ -15,7 +15,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from .node import secrets_of
-from .tailscale_packages import package_owner, packages
+from .package_owner import package_owner
+from .tailscale_packages import Packages, packages
 from .tailscale_release import (
     CLI,
     DAEMON,
@@ -309,6 +310,7 @@ class Installation:
         owner = package_owner(self.module.run_command, DAEMON) if self.before else ""
         if not self.managed and (owner or unit_exists()):
             return  # the node's own tailscaled needs them
+        source = self._packages_of(owner) if owner else None
         files = [path for path in (CLI, DAEMON) if os.path.lexists(path) and not owner]
         if is_ours(self.texts[UNIT]):
             files.append(UNIT)
@@ -326,8 +328,7 @@ class Installation:
         if has_systemd and self.service.look().loaded:
             self.service.stop()
             self.service.disable()
-        if owner:
-            source = packages(self.module.run_command, *self._site("repository_url"))
+        if source:
             source.remove()
             source.forget()
             self.service.unmask()  # the package's scripts have masked it
@@ -340,6 +341,15 @@ class Installation:
                 staging.commit()
         if has_systemd:
             self.service.reload()
+
+    def _packages_of(self, owner: str) -> Packages:
+        try:
+            return packages(self.module.run_command, *self._site("repository_url"))
+        except InstallError:
+            raise InstallError(
+                f"{DAEMON} belongs to the package {owner}, which is not removed here: remove it "
+                "with this system's own package manager"
+            ) from None
 
     def show(self, where: str, before: str, after: str) -> None:
         ended = [

@@ -118,10 +118,6 @@ class Packages(ABC):
     def remove(self) -> None:
         """Take the package off the node; the repository stays."""
 
-    @abstractmethod
-    def owner(self, path: str) -> str:
-        """The package that a file belongs to; empty if to none."""
-
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """Set the repository up and ask it what it has. If it does not answer as a repository, or
@@ -223,9 +219,6 @@ class Apt(Packages):
         lock = "--option=DPkg::Lock::Timeout=300"
         self._do("apt-get", "remove", "--yes", "--quiet=2", lock, PACKAGE)
 
-    def owner(self, path: str) -> str:
-        return self._do("dpkg-query", "--search", path, check=False).partition(":")[0]
-
 
 class Dnf(Packages):
     files = (DNF_REPO,)
@@ -266,26 +259,11 @@ class Dnf(Packages):
     def remove(self) -> None:
         self._do("dnf", "--quiet", "--assumeyes", "remove", PACKAGE)
 
-    def owner(self, path: str) -> str:
-        query = ("rpm", "--query", "--file", "--queryformat=%{NAME}", path)
-        return self._do(*query, check=False).strip()
-
 
 def packages(run: Run, url: str, timeout: float, certs: bool) -> Packages:
     source = source_of(read_os_release())
     made = {"apt": Apt, "dnf": Dnf}[source.tool]
     return made(run, source, url, timeout, certs)
-
-
-def package_owner(run: Run, path: str) -> str:
-    """The package that a file belongs to, whatever packages this node has; empty if to none."""
-    source = Source("", "")
-    for tool, made in (("/usr/bin/dpkg-query", Apt), ("/usr/bin/rpm", Dnf)):
-        if os.path.exists(tool):
-            name = made(run, source, "", 0, True).owner(path)
-            if name:
-                return name
-    return ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -192,10 +192,3 @@ def test_dnf_upgrades_and_downgrades_to_the_version_asked_for(files, have, verb)
     dnf(machine).install("1.102.5")
     assert machine.ran[-1][-2:] == [verb, "tailscale-1.102.5"]
     assert machine.environment["SYSTEMD_OFFLINE"] == "1"
-
-
-def test_the_owner_of_a_file_is_found_by_either(files):
-    said = (0, "tailscale: /usr/sbin/tailscaled\n", "")
-    assert apt(Machine(dpkg_query=said)).owner("/usr/sbin/tailscaled") == "tailscale"
-    assert dnf(Machine(rpm=(0, "tailscale", ""))).owner("/x") == "tailscale"
-    assert dnf(Machine(rpm=(1, "not owned", ""))).owner("/x") == ""

@@ -1,0 +1,48 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Which package a file belongs to, whatever packages a node has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Any, Callable
+
+Run = Callable[..., "tuple[int, str, str]"]  # AnsibleModule.run_command
+_QUIET = {"LC_ALL": "C"}
+# How each manager is asked, and where the package's name is in what it says.
+_MANAGERS: tuple[tuple[str, tuple[str, ...], Callable[[str], str]], ...] = (
+    ("/usr/bin/dpkg-query", ("--search",), lambda said: said.partition(":")[0]),
+    ("/usr/bin/rpm", ("--query", "--file", "--queryformat=%{NAME}"), str),
+    ("/usr/bin/pacman", ("--query", "--quiet", "--owns"), str),
+    ("/sbin/apk", ("info", "--quiet", "--who-owns"), str),
+)
+
+
+def package_owner(run: Run, path: str) -> str:
+    """The name of the package; empty if the file belongs to none."""
+    for tool, arguments, name_in in _MANAGERS:
+        if os.path.exists(tool):
+            code, out, _unused = run([tool, *arguments, path], environ_update=_QUIET)
+            name = name_in(str(out)).strip() if code == 0 else ""
+            if name:
+                return name
+    return ""
+
+
+def run_bounded(
+    argv: Sequence[str], environ_update: Any = None, seconds: float = 30
+) -> tuple[int, str, str]:
+    """Like AnsibleModule.run_command, but a program that hangs is one that does not know."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            env={**os.environ, **(environ_update or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return 1, "", str(problem)
+    return done.returncode, done.stdout, done.stderr
