@@ -82,6 +82,25 @@ def systemctl(*arguments: str, seconds: float = SECONDS) -> subprocess.Completed
         raise NodeError(f"systemctl {' '.join(arguments)} did not end in {seconds:g} s") from None
 
 
+def run_bounded(
+    argv: Sequence[str], environ_update: Any = None, seconds: float = 30
+) -> tuple[int, str, str]:
+    """Like AnsibleModule.run_command, but a program that hangs or is missing has failed."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environ_update or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return 1, "", str(problem)
+    return done.returncode, done.stdout, done.stderr
+
+
 _PROPERTIES = (
     "LoadState",
     "ActiveState",

@@ -106,6 +106,24 @@ def conflist_mistakes(
     return []
 
 
+def conflist_notes(
+    given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
+) -> list[str]:
+    """What becomes of the other files in its directory."""
+    try:
+        plan = _conflist_plan(given, pod_cidrs, cluster_cidrs)
+    except (conflist.ConflistError, OSError):
+        return []  # a mistake of its own, or of the directory
+    notes = [f"conflist: {one}: pods use whatever comes first" for one in plan.left]
+    if plan.back_up:
+        shown = ", ".join(plan.back_up[:5]) + (", …" if len(plan.back_up) > 5 else "")
+        notes.append(
+            f"conflist: {shown} in {plan.directory} will be renamed to …{conflist.SUFFIX}, so that "
+            "pods use HeadCNI; uninstall.yml puts it back"
+        )
+    return notes
+
+
 def _conflist_plan(
     given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
 ) -> conflist.Plan:

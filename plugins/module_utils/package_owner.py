@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
-Run = Callable[..., "tuple[int, str, str]"]  # AnsibleModule.run_command
+Run = Callable[..., "tuple[int, str, str]"]  # AnsibleModule.run_command, or node.run_bounded
 _QUIET = {"LC_ALL": "C"}
 # How each manager is asked, and where the package's name is in what it says.
 _MANAGERS: tuple[tuple[str, tuple[str, ...], Callable[[str], str]], ...] = (
@@ -28,21 +26,3 @@ def package_owner(run: Run, path: str) -> str:
             if name:
                 return name
     return ""
-
-
-def run_bounded(
-    argv: Sequence[str], environ_update: Any = None, seconds: float = 30
-) -> tuple[int, str, str]:
-    """Like AnsibleModule.run_command, but a program that hangs is one that does not know."""
-    try:
-        done = subprocess.run(
-            list(argv),
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            env={**os.environ, **(environ_update or {})},
-        )
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        return 1, "", str(problem)
-    return done.returncode, done.stdout, done.stderr

@@ -183,37 +183,32 @@ settled:
 """
 
 import os
-import re
 import shutil
-import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     conflist,
+    container_runtimes,
     kernel,
     node,
     node_config,
+    node_places,
+    node_platform,
     node_release,
     node_settled,
+    other_networks,
+    package_owner,
     podcidr,
 )
 
 SYSCTL = {4: "/proc/sys/net/ipv4/ip_forward", 6: "/proc/sys/net/ipv6/conf/all/forwarding"}
-OUR_LINKS = ("headcni", "tailscale", "hc")  # by how their names begin
-OTHER_CNI = {
-    "cni0": "flannel or a bridge",
-    "flannel.1": "flannel",
-    "cilium_host": "Cilium",
-    "vxlan.calico": "Calico",
-    "weave": "Weave Net",
-    "kube-bridge": "kube-router",
+FIREWALL_UNITS = {
+    "docker.service": "Docker",
+    "nftables.service": "nftables.service",
+    "netfilter-persistent.service": "netfilter-persistent (iptables)",
 }
-PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-CONTAINERD = (
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/etc/containerd/config.toml",
-)
+OUR_LINKS = ("headcni", "tailscale", "hc")  # by how their names begin
 
 
 def main() -> None:
@@ -250,30 +245,33 @@ def main() -> None:
     given = module.params
     config = node_config.pruned(given["config"])
     found, wrong = pod_cidrs(config, given)
+    own = found.cidrs if found else ()
     interpreter, lacking = python()
+    elsewhere, runtime_notes = runtimes(given)
     problems = [
         *wrong,
         *clock(given, arrived),
         *root(),
         *lacking,
+        *node_platform.lacks_library(),
+        *node_platform.lacks_programs(mode_of(config)),
         *kernel_features(given),
-        *forwarding(found.cidrs if found else ()),
+        *forwarding(own),
         *mode(config),
-        *(former_cidrs(found.cidrs, given) if found else []),
         *services(config),
         *places(given),
         *release(given),
-        *(overlaps(config, found.cidrs, given) if found else []),
         *names(config, given),
-        *(conflists(config, found.cidrs, given) if found else []),
-        *(firewalls(config, found.cidrs) if found else []),
+        *(of_ranges(config, own, given) if own else []),
+        *elsewhere,
+        *other_networks.rivals(conflist.survey(given["cni_conf_dir"])),
     ]
     told = None if given["awaits_pod_cidr"] else found
     current = node_release.current()
     result = {
         "changed": False,
         "problems": problems,
-        "notes": [*notes(given), *firewall_notes(config)],
+        "notes": [*runtime_notes, *notes(config, own, given), *firewall_notes(config)],
         "pod_cidrs": [str(cidr) for cidr in told.cidrs] if told else [],
         "pod_cidr_source": told.source if told else "",
         "pod_cidr_guessed": bool(told and told.guessed),
@@ -312,6 +310,16 @@ def pod_cidrs(config: dict, given: dict) -> tuple[podcidr.Resolution | None, lis
     return found, wrong
 
 
+def of_ranges(config: dict, own, given: dict) -> list[str]:
+    """What stands in the way of these pod CIDRs on this node."""
+    return [
+        *former_cidrs(own, given),
+        *overlaps(config, own, given),
+        *conflists(config, own, given, node_settled.conflist_mistakes),
+        *firewalls(config, own),
+    ]
+
+
 def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -> list[str]:
     """The parts that need nothing."""
     parts = []
@@ -332,9 +340,12 @@ def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -
     return parts
 
 
-def conflists(config: dict, own, given: dict) -> list[str]:
+def conflists(config: dict, own, given: dict, look) -> list[str]:
+    """What ``look`` finds in the conflist's directory."""
+    if not given["conflist"]:
+        return []
     ranges = [str(one) for one in own], node_config.cluster_cidrs(config, own)
-    return node_settled.conflist_mistakes(given["conflist"], *ranges) if given["conflist"] else []
+    return look(given["conflist"], *ranges)
 
 
 def clock(given: dict, arrived: float) -> list[str]:
@@ -365,14 +376,19 @@ def python() -> tuple[node_release.Python | None, list[str]]:
 
 
 def kernel_features(given: dict) -> list[str]:
+    kind = node_platform.container()
+
+    def load(name: str) -> str:
+        return node_platform.module_fix(name, kind)
+
     asked = [
-        ("TUN devices (/dev/net/tun)", kernel.lacks_tun(), "load the module tun"),
-        ("veth links", kernel.lacks_link("veth"), "load the module veth"),
-        ("nftables", kernel.lacks_nftables(), "load the module nf_tables"),
+        ("TUN devices (/dev/net/tun)", kernel.lacks_tun(), node_platform.tun_fix(kind)),
+        ("veth links", kernel.lacks_link("veth"), load("veth")),
+        ("nftables", kernel.lacks_nftables(), load("nf_tables")),
         ("policy routing", kernel.lacks_rules(), "use a kernel with IP_MULTIPLE_TABLES"),
     ]
     if given["datapath"] == "bridge":
-        asked.append(("bridges", kernel.lacks_link("bridge"), "load the module bridge"))
+        asked.append(("bridges", kernel.lacks_link("bridge"), load("bridge")))
     return [f"kernel: no {what}: {why}; {fix}" for what, why, fix in asked if why]
 
 
@@ -413,8 +429,14 @@ def former_cidrs(cidrs, given: dict) -> list[str]:
     return [f"pod CIDR: {change}"] if change else []
 
 
+def section(config: dict, name: str) -> dict:
+    """Empty if it is none: the configuration's own check says so."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def mode_of(config: dict) -> str:
-    return (config.get("tailscale") or {}).get("mode", "host")
+    return section(config, "tailscale").get("mode", "host")
 
 
 def services(config: dict) -> list[str]:
@@ -422,8 +444,8 @@ def services(config: dict) -> list[str]:
     wrong = []
     if not node.has_systemd():
         wrong.append("systemd: does not run this machine: HeadCNI's services need it")
-    monitoring = config.get("monitoring") or {}
-    tailscale = config.get("tailscale") or {}
+    monitoring = section(config, "monitoring")
+    tailscale = section(config, "tailscale")
     ports = []
     if monitoring.get("enabled", True):
         address = str(monitoring.get("address", "127.0.0.1"))
@@ -449,8 +471,8 @@ def services(config: dict) -> list[str]:
 
 
 def places(given: dict) -> list[str]:
-    """Room for the release, and directories that can be written to."""
-    wrong = []
+    """Room for the release, directories that can be written to, and nobody's files in the way."""
+    bin_dirs = given["cni_bin_dirs"]
     wanted = {
         node_release.ROOT: given["min_free_mib"],
         "/etc/headcni": 1,
@@ -458,29 +480,22 @@ def places(given: dict) -> list[str]:
         node_release.UNIT_DIR: 1,
         given["cni_conf_dir"]: 1,
         given["bin_dir"]: 1,
-        **dict.fromkeys(given["cni_bin_dirs"], 1),
+        **dict.fromkeys(bin_dirs, 1),
     }
-    for path, mebibytes in wanted.items():
-        if not os.path.isabs(path):
-            wrong.append(f"path: {path!r}, expected an absolute one")
-            continue
-        there = path
-        while not os.path.exists(there):
-            there = os.path.dirname(there)
-        space = os.statvfs(there)
-        free = space.f_bavail * space.f_frsize >> 20
-        if space.f_flag & os.ST_RDONLY:
-            wrong.append(f"disk: {path} is on a file system that is mounted read-only")
-        elif free < mebibytes:
-            wrong.append(f"disk: {free} MiB free for {path}, {mebibytes} are needed: make room")
-        elif not os.path.isdir(there):
-            wrong.append(f"path: {there} is not a directory, and {path} should be in it")
-    for folder in (*given["cni_bin_dirs"], given["bin_dir"]):
-        for name in (*node_release.PROGRAMS, node_release.COMMAND):
-            path = os.path.join(folder, name)
-            if os.path.lexists(path) and not os.path.islink(path):
-                wrong.append(f"path: {path} is another program: move it away")
-    return wrong
+    variables = {
+        **dict.fromkeys(bin_dirs, "headcni_node_cni_bin_dirs"),
+        given["cni_conf_dir"]: "headcni_node_cni_conf_dir",
+        given["bin_dir"]: "headcni_node_bin_dir",
+    }
+    return [
+        *node_places.problems(wanted, variables),
+        *node_places.noexec(node_release.ROOT),
+        *node_places.in_the_way(
+            [*bin_dirs, given["bin_dir"]],
+            lambda path: package_owner.package_owner(node.run_bounded, path),
+        ),
+        *node_places.tailscale(bool(container_runtimes.processes(["tailscaled"]))),
+    ]
 
 
 def release(given: dict) -> list[str]:
@@ -503,7 +518,7 @@ def release(given: dict) -> list[str]:
 
 def overlaps(config: dict, own, given: dict) -> list[str]:
     wrong = []
-    network = config.get("network") or {}
+    network = section(config, "network")
     for service in cidrs_of(network.get("serviceCIDR")):
         for cidr in own:
             if service.version == cidr.version and service.overlaps(cidr):
@@ -517,8 +532,19 @@ def overlaps(config: dict, own, given: dict) -> list[str]:
         what = "pod CIDR" if cidr in own else "cluster CIDR"
         text = f"{what}: {cidr} overlaps {route.network}, which this node reaches by "
         if not any(text in said for said in wrong):
-            wrong.append(f"{text}{route.interface}: choose another range, or remove that one")
+            wrong.append(f"{text}{route.interface}{way_out(route)}")
     return wrong
+
+
+def way_out(route: kernel.Route) -> str:
+    """Whose the network is that a range overlaps, and how to change either side."""
+    ours = "choose another range by headcni_node_cluster_cidr or headcni_node_pod_cidr"
+    owner = other_networks.owner_of(route.interface)
+    if owner is None:
+        return f": {ours}, or allow it by headcni_node_ignore_routes: [{route.network}]"
+    if owner.name == "flannel's":
+        return f", which is {owner.name}: {owner.change}; or {ours}"
+    return f", which is {owner.name}: {ours}, or {owner.change}"
 
 
 def cidrs_of(value) -> list:
@@ -539,7 +565,7 @@ def names(config: dict, given: dict) -> list[str]:
             f"interface: {given['bridge']} is there and is no bridge: "
             "choose another name by headcni_node_bridge"
         )
-    tailscale = config.get("tailscale") or {}
+    tailscale = section(config, "tailscale")
     mesh = tailscale.get("interfaceName") or "headcni01"
     is_bridge = kernel.is_bridge(mesh)
     if tailscale.get("mode") == "daemon" and is_bridge:
@@ -563,15 +589,9 @@ def firewalls(config: dict, own) -> list[str]:
     if not firewalld_runs():
         return wrong
     for cidr in cidrs_of(node_config.cluster_cidrs(config, own)):
-        done = subprocess.run(
-            ["firewall-cmd", f"--get-zone-of-source={cidr}"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        zone = done.stdout.strip()
-        if done.returncode == 0 and zone not in ("", "trusted"):
+        code, out, _unused = node.run_bounded(["firewall-cmd", f"--get-zone-of-source={cidr}"])
+        zone = out.strip()
+        if code == 0 and zone not in ("", "trusted"):
             wrong.append(
                 f"firewall: firewalld has {cidr}, the pods' addresses, in its zone {zone}: "
                 f"firewall-cmd --permanent --zone={zone} --remove-source={cidr}, then "
@@ -581,19 +601,17 @@ def firewalls(config: dict, own) -> list[str]:
 
 
 def has_legacy_iptables() -> bool:
-    if shutil.which("iptables-legacy", path=PROGRAMS):
+    if shutil.which("iptables-legacy", path=node_platform.PROGRAMS):
         return True
-    plain = shutil.which("iptables", path=PROGRAMS)
+    plain = shutil.which("iptables", path=node_platform.PROGRAMS)
     if not plain:
         return False
-    done = subprocess.run(
-        [plain, "--version"], capture_output=True, text=True, timeout=20, check=False
-    )
-    return "nf_tables" not in done.stdout
+    code, out, _unused = node.run_bounded([plain, "--version"])
+    return code == 0 and "nf_tables" not in out
 
 
 def firewall_mode(config: dict) -> str:
-    return (config.get("network") or {}).get("firewall") or "auto"
+    return section(config, "network").get("firewall") or "auto"
 
 
 def firewalld_runs() -> bool:
@@ -610,45 +628,37 @@ def firewall_notes(config: dict) -> list[str]:
         there.append("firewalld")
     if "ENABLED=yes" in (node_config.read("/etc/ufw/ufw.conf") or "").split():
         there.append("ufw")
-    if node.has_systemd() and node.unit("docker.service").active == "active":
-        there.append("Docker")
+    for unit, name in FIREWALL_UNITS.items():
+        if node.has_systemd() and node.unit(unit).active == "active":
+            there.append(name)
     return [f"firewall: {name} is active: {does}" for name in there]
 
 
-def notes(given: dict) -> list[str]:
+def runtimes(given: dict) -> tuple[list[str], list[str]]:
+    """What keeps the container runtimes of this node from finding us: problems, and notes."""
+    running = container_runtimes.running()
+    if not running:
+        return [], [
+            "container runtime: none runs on this node, so it is not known where it will look for "
+            "plugins: once it runs, site.yml --tags preflight compares that"
+        ]
+    deciding = container_runtimes.of_kubelet(running)
+    network = (given["conflist"] or {}).get("name") or "headcni"
+    return container_runtimes.compare(
+        running, deciding, given["cni_bin_dirs"], given["cni_conf_dir"], network
+    )
+
+
+def notes(config: dict, own, given: dict) -> list[str]:
     """Nothing that stops us, but that explains what a user may see."""
-    said = []
-    there = set(kernel.interfaces())
-    for name, whose in OTHER_CNI.items():
-        if name in there:
-            said.append(
-                f"{name}, an interface of {whose}, is there: its pods keep it until it goes"
-            )
-    seen = conflist.survey(given["cni_conf_dir"])
-    others = [n for n in seen.files if not n.endswith(conflist.SUFFIX) and n != conflist.NAME]
-    if others:
-        said.append(f"other conflists in {given['cni_conf_dir']}: {', '.join(sorted(others))}")
-    for path in CONTAINERD:
-        said += containerd(path, given)
-    return said
-
-
-def containerd(path: str, given: dict) -> list[str]:
-    """Where containerd says it looks, if that is elsewhere. Without a word it looks in
-    /opt/cni/bin and /etc/cni/net.d; k3s says so only while it runs its own flannel."""
-    text = node_config.read(path) or ""
-    said = []
-    # containerd 2 has bin_dirs, a list.
-    for keys, ours in (("conf_dir", [given["cni_conf_dir"]]), ("bin_dirs?", given["cni_bin_dirs"])):
-        pattern = rf"""(?m)^\s*({keys})\s*=\s*\[?\s*["']([^"']+)["']"""
-        for key, theirs in re.findall(pattern, text):
-            if theirs.rstrip("/") not in ours:
-                said.append(
-                    f"{path} has {key} {theirs}, and we write to {', '.join(ours)}: "
-                    "set headcni_node_cni_conf_dir and headcni_node_cni_bin_dirs to what it has, "
-                    "or start k3s with --flannel-backend=none"
-                )
-    return said
+    return [
+        *other_networks.interface_notes(kernel.interfaces()),
+        *(conflists(config, own, given, node_settled.conflist_notes) if own else []),
+        *node_platform.selinux_notes(),
+        *node_platform.cgroup_notes(),
+        *node_platform.clock_notes(node_platform.clock_status()),
+        *node_platform.program_notes(),
+    ]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import package_owner
-from ansible_collections.headcni.mesh.plugins.module_utils.package_owner import run_bounded
+from ansible_collections.headcni.mesh.plugins.module_utils.node import run_bounded
 
 SAID = {
     "/usr/bin/dpkg-query": (0, "tailscale: /usr/sbin/tailscaled\n", ""),
@@ -42,8 +42,3 @@ def test_the_owner_of_a_file_is_found_by_each(tool, monkeypatch):
 def test_the_dpkg_of_this_machine_knows_its_own_file(tmp_path):
     assert package_owner.package_owner(run_bounded, "/usr/bin/dpkg-query") == "dpkg"
     assert package_owner.package_owner(run_bounded, str(tmp_path / "mine")) == ""
-
-
-def test_a_manager_that_hangs_or_is_missing_knows_nothing():
-    assert run_bounded(["sleep", "60"], seconds=0.2)[:2] == (1, "")
-    assert run_bounded(["/does/not/exist"])[:2] == (1, "")

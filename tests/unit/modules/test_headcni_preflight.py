@@ -7,8 +7,16 @@ import socket
 from ipaddress import ip_network
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import kernel, node_config, node_release
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    container_runtimes,
+    kernel,
+    node_config,
+    node_platform,
+    node_release,
+    other_networks,
+)
 from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
+from ansible_module import run
 
 GIVEN = {
     "require_pod_cidr": False,
@@ -25,6 +33,7 @@ GIVEN = {
     "version": "1.1.0",
     "checksum": "d" * 64,
     "keep": 3,
+    "conflist": None,
     "may_change_pod_cidr": False,
     "awaits_pod_cidr": False,
 }
@@ -148,6 +157,7 @@ def test_an_interface_of_our_name_that_is_no_bridge_is_told(monkeypatch):
 
 
 def test_a_kernel_that_lacks_something_is_told_what(monkeypatch):
+    monkeypatch.setattr(node_platform, "container", lambda: "")
     monkeypatch.setattr(kernel, "lacks_tun", lambda: "No such device")
     monkeypatch.setattr(kernel, "lacks_link", lambda kind: "Operation not supported")
     problems = preflight.kernel_features(GIVEN)
@@ -155,19 +165,72 @@ def test_a_kernel_that_lacks_something_is_told_what(monkeypatch):
     assert len([one for one in problems if "load the module" in one]) >= 3
 
 
-def test_where_containerd_looks_is_compared(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_text(
-        '[plugins."io.containerd.grpc.v1.cri".cni]\n'
-        '  bin_dir = "/var/lib/rancher/k3s/data/current/bin"\n'
-        "  conf_dir = '/var/lib/rancher/k3s/agent/etc/cni/net.d'\n"
+def runtime(name="containerd", **known) -> container_runtimes.Runtime:
+    return container_runtimes.Runtime(name, "config.toml", **known)
+
+
+def test_where_the_container_runtime_looks_is_compared(monkeypatch):
+    """test_container_runtimes.py has all the ways in which it can differ."""
+    found = [runtime(bin_dirs=("/usr/lib/cni",))]
+    monkeypatch.setattr(container_runtimes, "running", lambda: found)
+    monkeypatch.setattr(container_runtimes, "of_kubelet", lambda running: running)
+    (problem,), notes = preflight.runtimes(GIVEN)
+    assert "headcni_node_cni_bin_dirs: [/opt/cni/bin, /usr/lib/cni]" in problem and notes == []
+    found[:] = [runtime("CRI-O", network="mine")]
+    assert preflight.runtimes({**GIVEN, "conflist": {"name": "mine"}}) == ([], [])
+    found.clear()
+    problems, (note,) = preflight.runtimes(GIVEN)
+    assert problems == [] and "none runs on this node" in note
+
+
+@pytest.mark.parametrize(
+    ("interface", "said"),
+    [
+        ("cni0", ("which is flannel's", "docs/k3s.md#from-flannel", "headcni_node_cluster_cidr")),
+        ("docker0", ("which is Docker's", "/etc/docker/daemon.json", "headcni_node_cluster_cidr")),
+        ("virbr0", ("which is libvirt's", "virsh net-edit", "headcni_node_cluster_cidr")),
+        ("eth1", ("headcni_node_cluster_cidr", "headcni_node_ignore_routes: [10.42.1.0/24]")),
+    ],
+)
+def test_an_overlap_names_whose_network_it_is_and_how_to_change_either(
+    monkeypatch, interface, said
+):
+    monkeypatch.setattr(other_networks, "has_flannel", lambda root: True)
+    route = kernel.Route(ip_network("10.42.1.0/24"), interface, True)
+    monkeypatch.setattr(kernel, "routes", lambda _: [route])
+    problem = overlaps("10.42.1.0/24")[0]
+    assert f"which this node reaches by {interface}" in problem
+    assert all(one in problem for one in said)
+
+
+def test_what_becomes_of_other_conflists_is_a_note(tmp_path):
+    (tmp_path / "05-other.conf").write_text('{"name": "x"}')
+    (tmp_path / "00-multus.conf").write_text('{"name": "multus"}')
+    options = {"directory": str(tmp_path), "keep": ["00-multus.conf"]}
+    given = {**GIVEN, "cni_conf_dir": str(tmp_path), "conflist": options}
+    notes = "\n".join(preflight.notes({}, [ip_network("10.1.2.0/24")], given))
+    assert "05-other.conf in" in notes and "uninstall.yml puts it back" in notes
+    assert "00-multus.conf is kept, and comes before 10-headcni.conflist" in notes
+
+
+def test_a_container_without_tun_is_told_its_hosts_part(monkeypatch):
+    monkeypatch.setattr(kernel, "lacks_tun", lambda: "Operation not permitted")
+    monkeypatch.setattr(node_platform, "container", lambda: "lxc")
+    assert "lxc.mount.entry: /dev/net/tun" in preflight.kernel_features(GIVEN)[0]
+
+
+def test_the_module_reports_problems_and_notes_of_this_machine():
+    """All of it at once, on a real machine: nothing of it may break."""
+    told = run(
+        "headcni_preflight",
+        config={"network": {"podCIDR": {"nodeLocal": "10.1.2.0/24"}}},
+        conflist={"name": "headcni"},
+        report_only=True,
     )
-    said = preflight.containerd(str(path), GIVEN)
-    assert len(said) == 2 and all("--flannel-backend=none" in one for one in said)
-    path.write_text('bin_dirs = ["/var/lib/rancher/k3s/data/cni"]\n')
-    assert "has bin_dirs /var/lib/rancher/k3s/data/cni" in preflight.containerd(str(path), GIVEN)[0]
-    path.write_text('conf_dir = "/etc/cni/net.d/"\n')
-    assert preflight.containerd(str(path), GIVEN) == []
+    assert all(isinstance(one, str) for one in (*told["problems"], *told["notes"]))
+    assert told["pod_cidrs"] == ["10.1.2.0/24"]
+    broken = run("headcni_preflight", config={"network": "x"}, report_only=True)
+    assert broken["pod_cidrs"] == []
 
 
 def test_somebody_who_is_not_root_is_told(monkeypatch):
