@@ -9,6 +9,7 @@ short_description: A table of what site.yml made of the nodes
 version_added: 0.1.0
 description:
   - A line for each node, of what the roles have registered.
+  - Then the warnings of preflight, each once with the nodes that it is about.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -40,13 +41,42 @@ from typing import Any
 from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 
 HEAD = ["node", "mode", "pod CIDR", "from", "runtime", "state"]
+NAMES_SHOWN = 3  # of the nodes that a warning is about; of more there is a number
+MOST_WARNINGS = 40
 
 
 def summary(
     hosts: Sequence[str], hostvars: Mapping[str, Any], finished: Sequence[str]
 ) -> list[str]:
-    rows = (_row(host, hostvars.get(host, {}), host in finished) for host in hosts)
-    return table([HEAD, *rows])
+    known = {host: hostvars.get(host, {}) for host in hosts}
+    done = set(finished)
+    rows = [_row(host, known[host], host in done) for host in hosts]
+    return [*table([HEAD, *rows]), *_warnings(known)]
+
+
+def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What preflight noted: a line for each warning, whatever number of nodes it is about."""
+    about: dict[str, list[str]] = {}
+    everywhere: list[str] = []
+    for host, variables in known.items():
+        for note in (variables.get("headcni_node_preflight") or {}).get("notes") or ():
+            about.setdefault(str(note), []).append(host)
+        everywhere = everywhere or list(map(str, variables.get("headscale_routes_notes") or ()))
+    lines = [f"- {_nodes(hosts, len(known))}: {note}" for note, hosts in about.items()]
+    lines = [*(f"- Headscale: {note}" for note in everywhere), *lines]
+    if len(lines) > MOST_WARNINGS:
+        left = len(lines) - MOST_WARNINGS
+        lines[MOST_WARNINGS:] = [f"- {left} more: see headcni_node_preflight.notes of each node"]
+    return ["Warnings:", *lines] if lines else []
+
+
+def _nodes(hosts: Sequence[str], all_of_them: int) -> str:
+    if len(hosts) == all_of_them > 1:
+        return f"all {all_of_them} nodes"
+    more = len(hosts) - NAMES_SHOWN
+    if more <= 1:  # the name is as short as the number
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[:NAMES_SHOWN])} and {more} more"
 
 
 def _row(host: str, known: Mapping[str, Any], finished: bool) -> list[str]:

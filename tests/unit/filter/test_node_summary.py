@@ -53,3 +53,52 @@ def test_of_a_node_that_needed_nothing_it_is_what_preflight_found():
 )
 def test_what_is_said_of_a_node_that_is_done(known, state):
     assert state in summary(["a"], {"a": known}, ["a"])[1]
+
+
+def noted(*notes: str) -> dict:
+    return {"headcni_node_preflight": {**FOUND, "notes": list(notes)}}
+
+
+def shown(known: dict) -> list[str]:
+    lines = summary(list(known), known, list(known))
+    return lines[1 + len(known) :]
+
+
+def test_warnings_follow_with_the_nodes_that_they_are_about():
+    known = {
+        "node1": noted("firewall: ufw is active", "clock: nobody keeps it"),
+        "node2": noted("clock: nobody keeps it"),
+        "node3": {},  # it was not reached
+    }
+    assert shown(known) == [
+        "Warnings:",
+        "- node1: firewall: ufw is active",
+        "- node1, node2: clock: nobody keeps it",
+    ]
+
+
+def test_a_warning_of_a_thousand_nodes_is_one_line():
+    known = {f"node{at}": noted(*("same", "half")[: 2 if at < 500 else 1]) for at in range(1000)}
+    assert shown(known) == [
+        "Warnings:",
+        "- all 1000 nodes: same",
+        "- node0, node1, node2 and 497 more: half",
+    ]
+
+
+def test_warnings_that_no_two_nodes_share_do_not_fill_the_screen():
+    known = {f"node{number}": noted(f"only {number}") for number in range(1000)}
+    lines = shown(known)
+    assert len(lines) == 42
+    assert lines[-1] == "- 960 more: see headcni_node_preflight.notes of each node"
+
+
+def test_what_headscale_was_asked_about_is_shown_once():
+    known = {name: {**noted(), "headscale_routes_notes": ["the policy"]} for name in ("a", "b")}
+    assert shown(known) == ["Warnings:", "- Headscale: the policy"]
+
+
+def test_one_node_is_called_by_its_name():
+    assert shown({"node1": noted("x")}) == ["Warnings:", "- node1: x"]
+    known = {name: noted("x") for name in ("a", "b", "c", "d")} | {"e": noted()}
+    assert shown(known) == ["Warnings:", "- a, b, c, d: x"]
