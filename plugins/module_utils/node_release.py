@@ -125,7 +125,10 @@ def ask_python(path: str = PYTHON) -> Python:
     version, tag, missing = json.loads(done.stdout)
     if tuple(version) < OLDEST_PYTHON:
         shown = ".".join(map(str, version))
-        raise ReleaseError(f"{path} is Python {shown}: the runtime needs 3.9 or newer")
+        raise ReleaseError(
+            f"{path} is Python {shown}: the runtime needs 3.9 or newer: use a newer release of "
+            "this distribution (docs/platforms.md)"
+        )
     if missing:
         raise ReleaseError(
             f"{path} lacks {', '.join(missing)} of the standard library: "
@@ -283,9 +286,8 @@ def arrange(
 def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> str:
     """Where the plugin that sets up pods' `lo` comes from; empty if there is none anywhere."""
     for folder in wanted.bin_dirs:
-        path = os.path.join(folder, LOOPBACK)
-        if os.path.exists(path) and not _target(path).startswith(root + os.sep):
-            return path
+        if _has_loopback(folder, root):
+            return os.path.join(folder, LOOPBACK)
     for folder in wanted.plugin_dirs:
         path = os.path.join(folder, LOOPBACK)
         if os.path.exists(path):
@@ -293,6 +295,12 @@ def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> st
     own = os.path.join(release.path, "bin", LOOPBACK) if release else ""
     # A release that is only foretold brings one: all of them do by now.
     return own if release and (os.path.exists(own) or not os.path.exists(release.path)) else ""
+
+
+def _has_loopback(folder: str, root: str) -> bool:
+    """One that is not ours."""
+    path = os.path.join(folder, LOOPBACK)
+    return os.path.exists(path) and not _target(path).startswith(root + os.sep)
 
 
 def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
@@ -305,12 +313,14 @@ def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
     }
     links[os.path.join(wanted.command_dir, COMMAND)] = os.path.join(programs, COMMAND)
     source = loopback_of(wanted, release, root)
-    if source and source not in (os.path.join(folder, LOOPBACK) for folder in wanted.bin_dirs):
+    # A container runtime may look into any one of them alone.
+    lacking = [folder for folder in wanted.bin_dirs if not _has_loopback(folder, root)]
+    if source and lacking:
         # By a name under our root, so that it is known to be ours when we go.
         ours = os.path.join(root, "plugins", LOOPBACK)
         inside = source.startswith(release.path + os.sep)
         links[ours] = os.path.join(programs, LOOPBACK) if inside else source
-        for folder in wanted.bin_dirs:
+        for folder in lacking:
             links[os.path.join(folder, LOOPBACK)] = ours
     return links
 

@@ -219,6 +219,24 @@ def test_a_loopback_that_is_there_already_stays(root, tmp_path, wanted):
     assert node_release.loopback_of(wanted, release, str(root)).endswith("cni/loopback")
 
 
+def test_every_directory_gets_a_loopback_though_one_of_them_has_its_own(root, tmp_path, wanted):
+    """A container runtime looks into one of them only: Debian's containerd into /usr/lib/cni."""
+    theirs = tmp_path / "usr" / "loopback"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    both = replace(wanted, bin_dirs=[*wanted.bin_dirs, str(theirs.parent)])
+    release = Tarball(tmp_path / "t.tar.gz", **{"bin/loopback": "ours"}).install(root)
+    node_release.switch(release, str(root))
+    node_release.arrange(release, both, Steps(), root=str(root))
+    assert (tmp_path / "cni" / "loopback").read_text() == "theirs"
+    assert not theirs.is_symlink()
+    again = Steps()
+    node_release.arrange(release, both, again, root=str(root))
+    assert not again
+    node_release.remove(both, Steps(), root=str(root))
+    assert not os.path.lexists(tmp_path / "cni" / "loopback") and theirs.exists()
+
+
 def test_a_release_that_brings_a_loopback_is_the_last_resort(root, tmp_path, wanted):
     release = Tarball(tmp_path / "t.tar.gz", **{"bin/loopback": "ours"}).install(root)
     node_release.switch(release, str(root))
