@@ -10,8 +10,13 @@ short_description: Check that a machine can be a HeadCNI node
 version_added: 0.1.0
 description:
   - Looks at the node and changes nothing. Every problem is named at once, each with what to do.
-  - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), forwarding, systemd,
-    the ports, the disk, the clock, the CIDRs, the names of interfaces and the conflist.
+  - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), libnftables, forwarding,
+    systemd, the ports, the clock, the CIDRs, the names of interfaces and the conflist; whether the
+    directories can be written to and run from; and whether other CNIs are at work.
+  - Compares where the running container runtimes (containerd, that of k3s and RKE2, CRI-O) look for
+    plugins and networks with where HeadCNI's are put.
+  - Everything that would keep pods from working is a problem. The rest is a note, such as SELinux,
+    cgroup version 1, a clock that nobody keeps, and firewalls with what HeadCNI does about them.
   - The controller checks the configuration with the runtime's own code, and that there is a release
     to install.
   - Finds this node's pod CIDR, so that the nodes can be compared before anything is changed.
@@ -144,7 +149,7 @@ problems:
   elements: str
   returned: always
 notes:
-  description: What is worth knowing, such as another CNI on the node.
+  description: Warnings. None of them keeps pods from working; C(site.yml) shows them in its summary.
   type: list
   elements: str
   returned: always
@@ -315,7 +320,7 @@ def of_ranges(config: dict, own, given: dict) -> list[str]:
     return [
         *former_cidrs(own, given),
         *overlaps(config, own, given),
-        *conflists(config, own, given, node_settled.conflist_mistakes),
+        *conflists(config, own, given),
         *firewalls(config, own),
     ]
 
@@ -340,8 +345,8 @@ def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -
     return parts
 
 
-def conflists(config: dict, own, given: dict, look) -> list[str]:
-    """What ``look`` finds in the conflist's directory."""
+def conflists(config: dict, own, given: dict, look=node_settled.conflist_mistakes) -> list[str]:
+    """What is found in looking at the conflist and its directory."""
     if not given["conflist"]:
         return []
     ranges = [str(one) for one in own], node_config.cluster_cidrs(config, own)
