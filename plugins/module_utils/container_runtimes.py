@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from . import toml_reader
 
-BIN_DIRS, CONF_DIR = ("/opt/cni/bin",), "/etc/cni/net.d"  # what all of them use by default
+# What all of them use by default.
+BIN_DIRS: tuple[str, ...] = ("/opt/cni/bin",)
+CONF_DIR = "/etc/cni/net.d"
 MIGRATION = "docs/k3s.md#from-flannel"
 _MOST_FILES = 64  # of one runtime's configuration
 _MOST_BYTES = 512 << 10
@@ -100,7 +102,8 @@ def compare(
     network: str,
 ) -> tuple[list[str], list[str]]:
     """What keeps the runtimes from using our plugins and our conflist: problems, and notes."""
-    problems, notes = [], []
+    problems: list[str] = []
+    notes: list[str] = []
     agreeing = [one for one in deciding if not _differences(one, bin_dirs, conf_dir, network)]
     for one in runtimes:
         notes += one.notes

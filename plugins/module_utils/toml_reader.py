@@ -124,7 +124,7 @@ class _Reader:
         return value
 
     def _array(self, depth: int) -> list[Any]:
-        found = []
+        found: list[Any] = []
         while True:
             self._skip(_SKIPPED)
             if self._take("]"):

@@ -10,9 +10,9 @@ short_description: Check that a machine can be a HeadCNI node
 version_added: 0.1.0
 description:
   - Looks at the node and changes nothing. Every problem is named at once, each with what to do.
-  - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), libnftables, forwarding,
-    systemd, the ports, the clock, the CIDRs, the names of interfaces and the conflist; whether the
-    directories can be written to and run from; and whether other CNIs are at work.
+  - Checks Python, the kernel (TUN, veth, bridge, nftables, policy routing), libnftables,
+    forwarding, systemd, the ports, the clock, the CIDRs, the names of interfaces and the conflist;
+    whether the directories can be written to and run from; and whether other CNIs are at work.
   - Compares where the running container runtimes (containerd, that of k3s and RKE2, CRI-O) look for
     plugins and networks with where HeadCNI's are put.
   - Everything that would keep pods from working is a problem. The rest is a note, such as SELinux,
@@ -149,7 +149,7 @@ problems:
   elements: str
   returned: always
 notes:
-  description: Warnings. None of them keeps pods from working; C(site.yml) shows them in its summary.
+  description: Warnings. None of them keeps pods from working; C(site.yml) shows them in the end.
   type: list
   elements: str
   returned: always
@@ -269,7 +269,7 @@ def main() -> None:
         *names(config, given),
         *(of_ranges(config, own, given) if own else []),
         *elsewhere,
-        *other_networks.rivals(conflist.survey(given["cni_conf_dir"])),
+        *other_cnis(given),
     ]
     told = None if given["awaits_pod_cidr"] else found
     current = node_release.current()
@@ -652,6 +652,13 @@ def runtimes(given: dict) -> tuple[list[str], list[str]]:
     return container_runtimes.compare(
         running, deciding, given["cni_bin_dirs"], given["cni_conf_dir"], network
     )
+
+
+def other_cnis(given: dict) -> list[str]:
+    try:
+        return other_networks.rivals(conflist.survey(given["cni_conf_dir"]))
+    except OSError:
+        return []  # of the directory, which is looked at by itself
 
 
 def notes(config: dict, own, given: dict) -> list[str]:

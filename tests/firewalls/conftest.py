@@ -23,7 +23,9 @@ def fleet() -> Iterator[Fleet]:
     """Nodes that nobody has touched."""
     lab = LabCommand("firewalls", limit=600)
     lab("up", "--nodes", str(len(NODES)))
-    made = Fleet(lab, Site(lab))
+    # Docker's package brings Debian's containerd, which looks into the second one.
+    given = {"headcni_node_cni_bin_dirs": ["/opt/cni/bin", "/usr/lib/cni"]}
+    made = Fleet(lab, Site(lab, given))
     for machine in ("control", *NODES):
         lab.on(machine, "mkdir -p /var/empty")
         made.serve(machine)
