@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
 import urllib.request
 
 import pytest
-from cri_pods import CRICTL
+from cri_pods import CRICTL, start_containerd
 from lab_command import CHECKOUT, LabCommand
 
 from lab import kubelet
-from lab.image import base_root
-from lab.images import BUSYBOX, image
 
 
 @pytest.fixture(scope="session")
@@ -88,20 +85,7 @@ def approved(runtime):
 @pytest.fixture(scope="session")
 def containerd(runtime):
     """Debian's containerd on node1. What the lab's sandbox needs is set here, and only here."""
-    archive = image(BUSYBOX, (base_root() / "bin/busybox").read_bytes(), platform.machine())
-    runtime.write("node1", "/root/busybox.tar", archive)
-    runtime.write("node1", "/etc/containerd/config.toml", kubelet.CONTAINERD.encode())
-    runtime.write(
-        "node1",
-        "/etc/systemd/system/containerd.service.d/lab.conf",
-        kubelet.CONTAINERD_UNIT.encode(),
-    )
-    runtime.write(
-        "node1", "/etc/crictl.yaml", b"runtime-endpoint: unix:///run/containerd/containerd.sock\n"
-    )
-    runtime.on("node1", "systemctl daemon-reload && systemctl restart containerd")
-    runtime.wait("node1", "ctr version >/dev/null 2>&1")
-    runtime.on("node1", "ctr -n k8s.io images import /root/busybox.tar")
+    start_containerd(runtime, kubelet.CONTAINERD)
     yield runtime
     runtime.on("node1", "/opt/lab/cri/crictl rmp -fa; systemctl stop containerd", check=False)
 

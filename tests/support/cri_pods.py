@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import json
+import platform
+
+from lab import kubelet
+from lab.image import base_root
+from lab.images import BUSYBOX, image
 
 CRICTL = "/opt/lab/cri/crictl 2>/dev/null"
+
+
+def start_containerd(lab, config: str) -> None:
+    """Debian's, on node1, with this configuration, and an image for pods."""
+    archive = image(BUSYBOX, (base_root() / "bin/busybox").read_bytes(), platform.machine())
+    drop_in = "/etc/systemd/system/containerd.service.d/lab.conf"
+    for path, data in {
+        "/root/busybox.tar": archive,
+        "/etc/containerd/config.toml": config.encode(),
+        drop_in: kubelet.CONTAINERD_UNIT.encode(),
+        "/etc/crictl.yaml": b"runtime-endpoint: unix:///run/containerd/containerd.sock\n",
+    }.items():
+        lab.write("node1", path, data)
+    lab.on("node1", "systemctl daemon-reload && systemctl restart containerd")
+    lab.wait("node1", "ctr version >/dev/null 2>&1")
+    lab.on("node1", "ctr -n k8s.io images import /root/busybox.tar")
 
 
 def run_pod(lab, name: str, command: str, ports=(), annotations=None) -> tuple[str, str, str]:
