@@ -59,7 +59,8 @@ def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
     about: dict[str, list[str]] = {}
     everywhere: list[str] = []
     for host, variables in known.items():
-        for note in (variables.get("headcni_node_preflight") or {}).get("notes") or ():
+        clashes = variables.get("headcni_route_clashes") or {}
+        for note in (*_notes(variables.get("headcni_node_preflight")), *_notes(clashes.get(host))):
             about.setdefault(str(note), []).append(host)
         everywhere = everywhere or list(map(str, variables.get("headscale_routes_notes") or ()))
     lines = [f"- {_nodes(hosts, len(known))}: {note}" for note, hosts in about.items()]
@@ -68,6 +69,10 @@ def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
         left = len(lines) - MOST_WARNINGS
         lines[MOST_WARNINGS:] = [f"- {left} more: see headcni_node_preflight.notes of each node"]
     return ["Warnings:", *lines] if lines else []
+
+
+def _notes(found: Mapping[str, Any] | None) -> Sequence[str]:
+    return (found or {}).get("notes") or ()
 
 
 def _nodes(hosts: Sequence[str], all_of_them: int) -> str:

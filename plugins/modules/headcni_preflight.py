@@ -171,6 +171,18 @@ cluster_cidrs:
   type: list
   elements: str
   returned: always
+networks:
+  description: The networks in the node's main routing table, but for HeadCNI's and Tailscale's.
+  type: list
+  elements: dict
+  returned: always
+  sample:
+    - {network: 192.168.7.0/24, interface: eth0}
+controller:
+  description: The address that the controller has logged in from. Empty if it has not come by SSH,
+    or has come through the tailnet.
+  type: str
+  returned: always
 mode:
   description: The mode asked for, V(host) or V(daemon).
   type: str
@@ -205,6 +217,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     other_networks,
     package_owner,
     podcidr,
+    ssh_client,
 )
 
 SYSCTL = {4: "/proc/sys/net/ipv4/ip_forward", 6: "/proc/sys/net/ipv6/conf/all/forwarding"}
@@ -213,6 +226,7 @@ FIREWALL_UNITS = {
     "nftables.service": "nftables.service",
     "netfilter-persistent.service": "netfilter-persistent (iptables)",
 }
+MOST_NETWORKS = 256  # are told; a router has thousands
 OUR_LINKS = ("headcni", "tailscale", "hc")  # by how their names begin
 
 
@@ -281,6 +295,11 @@ def main() -> None:
         "pod_cidr_source": told.source if told else "",
         "pod_cidr_guessed": bool(told and told.guessed),
         "cluster_cidrs": node_config.cluster_cidrs(config, told.cidrs) if told else [],
+        "networks": [
+            {"network": str(route.network), "interface": route.interface}
+            for route in own_routes(given)[:MOST_NETWORKS]
+        ],
+        "controller": ssh_client.controller_address(),
         "mode": mode_of(config),
         "current": current.as_dict() if current else None,
         "settled": [] if problems or not told else settled(config, told, given, interpreter),
@@ -530,8 +549,7 @@ def overlaps(config: dict, own, given: dict) -> list[str]:
                 wrong.append(f"pod CIDR: {cidr} overlaps the services' {service}")
     allowed = cidrs_of(given["ignore_routes"])
     cluster = cidrs_of(node_config.cluster_cidrs(config, own))
-    among = kernel.routes(lambda name: name == given["bridge"] or name.startswith(OUR_LINKS))
-    for cidr, route in kernel.clashes([*own, *cluster], among, allowed):
+    for cidr, route in kernel.clashes([*own, *cluster], own_routes(given), allowed):
         if cidr not in own and not route.connected:
             continue
         what = "pod CIDR" if cidr in own else "cluster CIDR"
@@ -539,6 +557,11 @@ def overlaps(config: dict, own, given: dict) -> list[str]:
         if not any(text in said for said in wrong):
             wrong.append(f"{text}{route.interface}{way_out(route)}")
     return wrong
+
+
+def own_routes(given: dict) -> list[kernel.Route]:
+    """The node's, without those of HeadCNI and Tailscale."""
+    return kernel.routes(lambda name: name == given["bridge"] or name.startswith(OUR_LINKS))
 
 
 def way_out(route: kernel.Route) -> str:

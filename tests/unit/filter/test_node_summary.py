@@ -98,6 +98,12 @@ def test_what_headscale_was_asked_about_is_shown_once():
     assert shown(known) == ["Warnings:", "- Headscale: the policy"]
 
 
+def test_routes_to_the_nodes_own_networks_are_shown_too():
+    clashes = {"b": {"problems": [], "notes": ["the LAN"]}}
+    known = {name: {**noted("x"), "headcni_route_clashes": clashes} for name in ("a", "b")}
+    assert shown(known) == ["Warnings:", "- all 2 nodes: x", "- b: the LAN"]
+
+
 def test_one_node_is_called_by_its_name():
     assert shown({"node1": noted("x")}) == ["Warnings:", "- node1: x"]
     known = {name: noted("x") for name in ("a", "b", "c", "d")} | {"e": noted()}
