@@ -16,7 +16,6 @@ display = Display()
 class ActionModule(ActionBase):
     """Ask the node first; most of the time it has the release already."""
 
-    TRANSFERS_FILES = True
     _supports_check_mode = True
     _supports_diff = True
 
@@ -41,14 +40,13 @@ class ActionModule(ActionBase):
         result = self._module(arguments, task_vars)
         if not result.pop("needs_src", False) or result.get("failed"):
             return result
-        folder = self._make_tmp_path()
-        try:
-            remote = self._connection._shell.join_path(folder, found.path.name)
-            self._transfer_file(str(found.path), remote)
-            self._fixup_perms2((folder, remote))
-            return self._module({**arguments, "src": remote}, task_vars)
-        finally:
-            self._remove_tmp_path(folder)
+        # The shell knows one temporary directory, which Ansible removes after the action. A second one
+        # would take the first one's place there, and the first would stay on the node.
+        folder = self._connection._shell.tmpdir or self._make_tmp_path()
+        remote = self._connection._shell.join_path(folder, found.path.name)
+        self._transfer_file(str(found.path), remote)
+        self._fixup_perms2((folder, remote))
+        return self._module({**arguments, "src": remote}, task_vars)
 
     def _module(
         self, arguments: dict[str, Any], task_vars: dict[str, Any] | None
