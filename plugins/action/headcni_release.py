@@ -40,8 +40,8 @@ class ActionModule(ActionBase):
         result = self._module(arguments, task_vars)
         if not result.pop("needs_src", False) or result.get("failed"):
             return result
-        # The shell knows one temporary directory, which Ansible removes after the action. A second one
-        # would take the first one's place there, and the first would stay on the node.
+        # The shell knows one temporary directory, which Ansible removes after the action. A second
+        # one would take the first one's place there, and the first would stay on the node.
         folder = self._connection._shell.tmpdir or self._make_tmp_path()
         remote = self._connection._shell.join_path(folder, found.path.name)
         self._transfer_file(str(found.path), remote)

@@ -5,57 +5,103 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pod_cidr_clashes
-short_description: Other nodes that have the same pod CIDR
+short_description: Nodes that have the same pod CIDR
 version_added: 0.1.0
 description:
-  - Tells in words which other nodes have a pod CIDR that overlaps that of one node. Two nodes with
-    one CIDR break both, as Headscale serves it from one of them only.
+  - Tells in words which nodes have pod CIDRs that overlap. Two nodes with one CIDR break both, as
+    Headscale serves it from one of them only.
   - A node's CIDRs are what its preflight has found, C(headcni_node_preflight.pod_cidrs). Of a node
     that this run does not touch, it is what the inventory says, C(headcni_node_pod_cidr).
+  - It reads the variables of every node, so run it once for all nodes, not once for each.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
-options:
-  own:
-    description: The name of the node that is asked about.
-    type: str
-    required: true
 """
 
 EXAMPLES = r"""
+- name: Compare the pod CIDRs of all nodes
+  ansible.builtin.set_fact:
+    clashes: "{{ groups['headcni'] | headcni.mesh.pod_cidr_clashes(hostvars) }}"
+  run_once: true
+
 - name: Refuse two nodes with one CIDR
   ansible.builtin.assert:
-    that: groups['headcni'] | headcni.mesh.pod_cidr_clashes(hostvars, inventory_hostname) == []
+    that: inventory_hostname not in clashes
+    fail_msg: "{{ clashes[inventory_hostname] }}"
 """
 
 RETURN = r"""
 _value:
-  description: A sentence for each clash.
-  type: list
-  elements: str
+  description:
+    - A sentence for each clash, by the name of the node. A node without any is left out.
+    - Five other nodes are named for each CIDR. A last sentence counts the rest.
+  type: dict
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.headcni.mesh.plugins.module_utils import podcidr
 
+MOST_NAMED = 5
+ADVICE = "give one of them another by headcni_node_pod_cidr"
 
-def clashes(hosts: Sequence[str], hostvars: Mapping[str, Any], own: str) -> list[str]:
-    mine = _cidrs(hostvars, own)
-    found = []
-    for host in hosts:
-        if host == own:
-            continue
-        for other in _cidrs(hostvars, host):
-            found += [
-                f"pod CIDR: {cidr} of {own} overlaps {other} of {host}: "
-                "give one of them another by headcni_node_pod_cidr"
-                for cidr in mine
-                if cidr.version == other.version and cidr.overlaps(other)
-            ]
+
+class Claim(NamedTuple):
+    """The pod CIDR of a node. They sort by their first address, the wider one first."""
+
+    version: int
+    first: int
+    negative_last: int
+    place: int  # of the node among all nodes
+    host: str
+    cidr: str
+
+    def holds(self, other: Claim) -> bool:
+        """Whether a claim that sorts after this one lies within it."""
+        return self.version == other.version and -self.negative_last >= other.first
+
+
+def clashes(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Two CIDRs are nested or apart. So in sorted order those around the present one are a stack,
+    and those within it come right after it."""
+    claims = sorted(_claims(hosts, hostvars))
+    within = [0] * len(claims)  # how many claims lie within each
+    around: list[tuple[int, list[int]]] = []  # how many lie around each, and the nearest of them
+    open_claims: list[int] = []
+    for at, claim in enumerate(claims):
+        while open_claims and not claims[open_claims[-1]].holds(claim):
+            ended = open_claims.pop()
+            within[ended] = at - ended - 1
+        around.append((len(open_claims), open_claims[-MOST_NAMED:]))
+        open_claims.append(at)
+    for ended in open_claims:
+        within[ended] = len(claims) - ended - 1
+    found: dict[str, list[str]] = {}
+    for at, claim in enumerate(claims):
+        count, near = around[at]
+        if count + within[at]:
+            near = [*near, *range(at + 1, at + 1 + min(within[at], MOST_NAMED))]
+            others = [claims[other] for other in near[:MOST_NAMED]]
+            sentences = _sentences(claim, others, count + within[at])
+            found.setdefault(claim.host, []).extend(sentences)
     return found
+
+
+def _claims(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[Claim]:
+    for place, host in enumerate(dict.fromkeys(hosts)):
+        for cidr in _cidrs(hostvars, host):
+            first, last = int(cidr.network_address), int(cidr.broadcast_address)
+            yield Claim(cidr.version, first, -last, place, host, str(cidr))
+
+
+def _sentences(own: Claim, others: Sequence[Claim], count: int) -> Iterator[str]:
+    for other in others:
+        yield f"pod CIDR: {own.cidr} of {own.host} overlaps {other.cidr} of {other.host}: {ADVICE}"
+    if count > len(others):
+        more = count - len(others)
+        yield f"pod CIDR: {own.cidr} of {own.host} overlaps those of {more} more nodes: {ADVICE}"
 
 
 def _cidrs(hostvars: Mapping[str, Any], host: str) -> tuple[podcidr.Network, ...]:
