@@ -11,6 +11,7 @@ version_added: 0.1.0
 description:
   - Runs where the cluster's administrator is. Applies a manifest with a service account and what it
     may do, and makes a token of that account for each node, in a secret of its own.
+  - Give it all nodes at once. It lists the secrets once, however many nodes there are.
   - A node's token ends with its secret. With the last of them the manifest's objects go too.
 author:
   - The HeadCNI authors (@headcni)
@@ -82,11 +83,14 @@ tokens:
 import base64
 import json
 import time
+from collections.abc import Iterator
+from typing import Any, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import kubernetes, node
 
 TOKEN_SECONDS = 20
+AT_A_TIME = 100
 LABEL = "app.kubernetes.io/managed-by=headcni"
 
 
@@ -126,26 +130,25 @@ def present(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     dry = ["--dry-run=server"] if module.check_mode else []
     said = kubectl.run("apply", "-f", "-", *dry, given=given["manifest"])
     made = [line for line in said.splitlines() if " unchanged" not in line]
-    tokens = {}
-    for name in given["nodes"]:
-        secret = kubectl.get("secret", secret_name(given, name), "-n", given["namespace"])
-        if secret is None:
-            made.append(f"secret/{secret_name(given, name)} created")
-            if module.check_mode:
-                continue
-            kubectl.run("create", "-f", "-", given=json.dumps(new_secret(given, name)))
-        tokens[name] = token(kubectl, given, name)
-    return {"changed": bool(made), "tokens": tokens, "diff": {"before": "", "after": lines(made)}}
+    found = secrets(kubectl, given)
+    missing = [name for name in given["nodes"] if secret_name(given, name) not in found]
+    made += [f"secret/{secret_name(given, name)} created" for name in missing]
+    if module.check_mode:
+        there = [name for name in given["nodes"] if name not in missing]
+        return changes(made, tokens=tokens(found, given, there))
+    for part in parts(missing):
+        # Not `create`: if somebody took its label off, it is there already, and not in the list.
+        kubectl.run("apply", "-f", "-", given=json.dumps(new_secrets(given, part)))
+    return changes(made, tokens=all_tokens(kubectl, given, None if missing else found))
 
 
 def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     given = module.params
-    found = kubectl.get("secret", "-n", given["namespace"], "-l", LABEL) or {}
-    there = {one["metadata"]["name"] for one in found.get("items", [])}
+    there = set(secrets(kubectl, given))
     ours = there & {secret_name(given, name) for name in given["nodes"]}
     gone = [f"secret/{name}" for name in sorted(ours)]
-    if gone and not module.check_mode:
-        kubectl.run("delete", *gone, "-n", given["namespace"], "--ignore-not-found")
+    for part in () if module.check_mode else parts(gone):
+        kubectl.run("delete", *part, "-n", given["namespace"], "--ignore-not-found")
     if there == ours:
         # In check mode the API server still names them; without, only what it has deleted.
         dry = ["--dry-run=server"] if module.check_mode else []
@@ -154,39 +157,75 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     return {"changed": bool(gone), "diff": {"before": lines(gone), "after": ""}}
 
 
+def changes(made: list, **result: Any) -> dict:
+    return {"changed": bool(made), "diff": {"before": "", "after": lines(made)}, **result}
+
+
+def parts(names: list) -> Iterator[list]:
+    """So many that one call of kubectl stays within its time: its client sends 50 requests a
+    second."""
+    for at in range(0, len(names), AT_A_TIME):
+        yield names[at : at + AT_A_TIME]
+
+
+def secrets(kubectl: kubernetes.Kubectl, given: dict) -> dict:
+    """All secrets that were ever made here, by their names: one list, however many nodes."""
+    found = kubectl.get("secret", "-n", given["namespace"], "-l", LABEL) or {}
+    return {one["metadata"]["name"]: one for one in found.get("items", [])}
+
+
+def tokens(found: dict, given: dict, names: list) -> dict:
+    """Of those nodes whose secret Kubernetes has filled in."""
+    coded = {
+        name: (found.get(secret_name(given, name)) or {}).get("data", {}).get("token")
+        for name in names
+    }
+    return {name: base64.b64decode(code).decode() for name, code in coded.items() if code}
+
+
+def all_tokens(kubectl: kubernetes.Kubectl, given: dict, found: Optional[dict]) -> dict:
+    """Wait for them as long as more of them come: for many nodes Kubernetes needs a while."""
+    most, deadline = -1, 0.0
+    while True:
+        found = secrets(kubectl, given) if found is None else found
+        ready = tokens(found, given, given["nodes"])
+        lacking = [name for name in given["nodes"] if name not in ready]
+        if not lacking:
+            return ready
+        if len(ready) > most:
+            most, deadline = len(ready), time.monotonic() + TOKEN_SECONDS
+        if time.monotonic() > deadline:
+            more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+            raise kubernetes.KubectlError(
+                f"secret {secret_name(given, lacking[0])}{more} has no token after "
+                f"{TOKEN_SECONDS} s: is the controller manager running?"
+            )
+        time.sleep(0.5)
+        found = None
+
+
 def secret_name(given: dict, name: str) -> str:
     return f"{given['account']}-{name}"
 
 
-def new_secret(given: dict, name: str) -> dict:
-    """Kubernetes fills it in, and the token holds for as long as the secret is there."""
+def new_secrets(given: dict, names: list) -> dict:
+    """Kubernetes fills them in, and a token holds for as long as its secret is there."""
     label, value = LABEL.split("=")
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/service-account-token",
-        "metadata": {
-            "name": secret_name(given, name),
-            "namespace": given["namespace"],
-            "labels": {label: value},
-            "annotations": {"kubernetes.io/service-account.name": given["account"]},
-        },
-    }
-
-
-def token(kubectl: kubernetes.Kubectl, given: dict, name: str) -> str:
-    deadline = time.monotonic() + TOKEN_SECONDS
-    while True:
-        secret = kubectl.get("secret", secret_name(given, name), "-n", given["namespace"]) or {}
-        found = secret.get("data", {}).get("token")
-        if found:
-            return base64.b64decode(found).decode()
-        if time.monotonic() > deadline:
-            raise kubernetes.KubectlError(
-                f"secret {secret_name(given, name)} has no token after {TOKEN_SECONDS} s: "
-                "is the controller manager running?"
-            )
-        time.sleep(0.5)
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/service-account-token",
+            "metadata": {
+                "name": secret_name(given, name),
+                "namespace": given["namespace"],
+                "labels": {label: value},
+                "annotations": {"kubernetes.io/service-account.name": given["account"]},
+            },
+        }
+        for name in names
+    ]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 def lines(words: list) -> str:
