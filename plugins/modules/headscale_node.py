@@ -6,13 +6,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_node
-short_description: Rename, tag, expire or remove a node at a Headscale server
+short_description: Rename, tag, expire or remove nodes at a Headscale server
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
   - Changes what a Headscale server holds about one node. A node gets there by joining, not by this
     module.
+  - O(node_keys) removes any number of nodes, and lists the server's nodes once for all of them.
 options:
   id:
     description: The node's number at Headscale.
@@ -25,6 +26,20 @@ options:
       - The node's name at Headscale, or its host name.
       - If more than one node has it, that is an error which lists their ids.
     type: str
+  node_keys:
+    description:
+      - The keys of nodes that are to be removed, all of them. Only with O(state=absent).
+      - A key that Headscale does not know is passed over.
+    type: list
+    elements: str
+  problems:
+    description:
+      - What becomes of a node of O(node_keys) that cannot be removed. The others are, in any case.
+      - V(fail) fails, and V(report) only says why in RV(problems). A server that cannot be asked
+        for its nodes is a failure all the same.
+    type: str
+    choices: [fail, report]
+    default: fail
   state:
     description: V(absent) removes the node. It has to join again to come back.
     type: str
@@ -67,6 +82,15 @@ EXAMPLES = r"""
     state: absent
   delegate_to: localhost
 
+- name: Remove many of them, with one listing
+  headcni.mesh.headscale_node:
+    node_keys:
+      - nodekey:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+      - nodekey:fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210
+    state: absent
+  delegate_to: localhost
+  run_once: true
+
 - name: Call a node by its rack, and tag it
   headcni.mesh.headscale_node:
     name: node1
@@ -80,8 +104,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+problems:
+  description: Of each node of O(node_keys) that could not be removed, by its key, why.
+  returned: with O(node_keys)
+  type: dict
 node:
-  description: The node as it is now, or would be. Empty if it is absent.
+  description: The node as it is now, or would be. Empty if it is absent, or with O(node_keys).
   returned: success
   type: dict
   contains:
@@ -118,6 +146,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
+    DENIED,
+    NO_ANSWER,
     NOT_FOUND,
     OPTION,
     REFUSED,
@@ -134,6 +164,8 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects imp
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import tags_of
 
 SELECTORS = ("id", "node_key", "name")
+WAYS = (*SELECTORS, "node_keys")
+MOST_SHOWN = 10
 
 
 def main() -> None:
@@ -143,19 +175,28 @@ def main() -> None:
             "id": {"type": "str"},
             "node_key": {"type": "str", "no_log": False},
             "name": {"type": "str"},
+            "node_keys": {"type": "list", "elements": "str", "no_log": False},
+            "problems": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "new_name": {"type": "str"},
             "tags": {"type": "list", "elements": "str"},
             "expiry": {"type": "str", "choices": ["now", "never"]},
         },
-        required_one_of=[SELECTORS],
-        mutually_exclusive=[SELECTORS],
+        required_one_of=[WAYS],
+        mutually_exclusive=[WAYS],
         supports_check_mode=True,
     )
+    given, result = module.params, {}
     try:
-        result = _ensure(connect(module), module.params, module.check_mode)
+        server = connect(module)
+        if given["node_keys"] is None:
+            result = _ensure(server, given, module.check_mode)
+        else:
+            result = _remove(server, given, module.check_mode)
+            if result["problems"] and given["problems"] == "fail":
+                raise HeadscaleError(REFUSED, _told(result["problems"], len(given["node_keys"])))
     except HeadscaleError as problem:
-        fail(module, problem)
+        fail(module, problem, **result)
     module.exit_json(**result)
 
 
@@ -241,6 +282,34 @@ def _absent(server: Headscale, node: Node | None, check_mode: bool) -> dict[str,
         server.delete_node(node)
     before = _changeable(node) if node else {}
     return {"changed": bool(node), "node": {}, "diff": {"before": before, "after": {}}}
+
+
+def _remove(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    """Those that Headscale knows, each by itself: what fails for one does not keep the others."""
+    if given["state"] != "absent":
+        raise HeadscaleError(OPTION, "node_keys: only with state=absent")
+    wanted = set(given["node_keys"])
+    nodes = [node for node in server.nodes() if node.key in wanted] if wanted else []
+    problems: dict[str, str] = {}
+    gone = False
+    for node in () if check_mode else nodes:
+        if gone:
+            problems[node.key] = "not tried any more"
+            continue
+        try:
+            server.delete_node(node)
+        except HeadscaleError as problem:
+            problems[node.key] = str(problem)
+            gone = problem.kind in (NO_ANSWER, DENIED)
+    removed = {node.name: _changeable(node) for node in nodes if node.key not in problems}
+    diff = {"before": removed, "after": {}}
+    return {"changed": bool(removed), "node": {}, "problems": problems, "diff": diff}
+
+
+def _told(problems: dict[str, str], count: int) -> str:
+    those = "; ".join(f"{key}: {why}" for key, why in list(problems.items())[:MOST_SHOWN])
+    more = f"; and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
+    return f"{len(problems)} of {count} nodes could not be removed: {those}{more}"
 
 
 def _changeable(node: Node) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_module import Failed
+from ansible_module import Failed, run
+from stub_server import says, stub_server
 
 
 def test_a_node_is_renamed_once_whatever_it_is_found_by(at, headscale):
@@ -92,3 +93,53 @@ def test_a_node_that_is_not_there_is_an_error_unless_it_should_not_be(at, headsc
         with pytest.raises(Failed, match=r"Headscale has no node '.*'; see that it has joined"):
             at("node", **which, new_name="somebody")
         assert not at("node", **which, state="absent")["changed"]
+
+
+def test_many_nodes_are_removed_with_one_listing(at, headscale, counted):
+    keys = [headscale.add_node(f"node{number}")["nodeKey"] for number in range(4)]
+    stays = headscale.add_node("stays")
+    unknown = "nodekey:" + "0" * 64
+    counted.clear()
+    foretold = at("node", check=True, node_keys=[*keys, unknown], state="absent")
+    assert len(headscale.nodes) == 5
+    done = at("node", node_keys=[*keys, unknown], state="absent")
+    assert (foretold["changed"], foretold["diff"]) == (done["changed"], done["diff"])
+    assert done["changed"] and done["problems"] == {}
+    assert list(headscale.nodes) == [stays["givenName"]]
+    assert [one for one in counted if one == "GET /api/v1/node"] == ["GET /api/v1/node"] * 2
+    assert [one.split()[0] for one in counted].count("DELETE") == 4
+    again = at("node", node_keys=keys, state="absent")
+    assert (again["changed"], again["diff"]) == (False, {"before": {}, "after": {}})
+
+
+def test_many_nodes_can_only_be_removed(at, headscale):
+    with pytest.raises(Failed, match="node_keys: only with state=absent"):
+        at("node", node_keys=[headscale.add_node("node1")["nodeKey"]])
+    with pytest.raises(Failed, match="mutually exclusive"):
+        at("node", node_keys=[], name="node1", state="absent")
+
+
+@pytest.mark.parametrize("problems", ["fail", "report"])
+def test_a_node_that_cannot_be_removed_does_not_keep_the_others(problems):
+    keys = {"nodekey:01": "1", "nodekey:02": "2"}
+    nodes = [{"id": number, "nodeKey": key, "name": number} for key, number in keys.items()]
+    with stub_server() as stub:
+        stub.paths = {
+            "GET /api/v1/node": says(
+                200, {"nodes": [{**one, "approvedRoutes": []} for one in nodes]}
+            ),
+            "DELETE /api/v1/node/1": says(500, {"code": 13, "message": "database is locked"}),
+            "DELETE /api/v1/node/2": says(200, {}),
+        }
+        stub.answers = [says(404, {})]
+        given = {"node_keys": list(keys), "state": "absent", "problems": problems}
+        try:
+            result = run("headscale_node", url=stub.url, api_key="hskey-api-x", **given)
+            assert problems == "report"
+        except Failed as failed:
+            assert problems == "fail"
+            result = failed.result
+            assert "1 of 2 nodes could not be removed" in result["msg"]
+    assert "database is locked" in result["problems"]["nodekey:01"]
+    assert list(result["problems"]) == ["nodekey:01"]
+    assert list(result["diff"]["before"]) == ["2"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from headscale_proxy import headscale_proxy
 from lab_command import CHECKOUT
 
 ROLE = "headcni.mesh.headscale_routes"
@@ -274,3 +275,48 @@ def test_alone_it_takes_nodes_that_are_no_hosts_of_the_play(playbook, headscale)
     assert changes(playbook.ok("main")) == 0
     playbook.vars["headscale_routes_nodes"].append({"name": "nobody", "routes": ["10.67.0.0/24"]})
     assert "Headscale does not know nobody; see that it has joined" in playbook.fails("main")
+
+
+def leaving(joined, **keeps: bool) -> None:
+    """What a playbook says of its hosts: each as it knows it itself."""
+    for host, keep in keeps.items():
+        known = joined.hosts[host]
+        known["leaves"] = [
+            {
+                "host": host,
+                "node_key": known["tailscale_standing"]["node_key"],
+                "routes": known["headcni_node_preflight"]["pod_cidrs"],
+                "keep_identity": keep,
+            }
+        ]
+    joined.vars["headscale_routes_leaving"] = (
+        "{{ ansible_play_batch | map('extract', hostvars, 'leaves') | flatten }}"
+    )
+
+
+def test_identities_are_withdrawn_with_one_listing_for_all_hosts(joined, headscale):
+    joined.ok("approve")
+    leaving(joined, alpha=True, beta=False, gamma=False)
+    assert changes(joined.ok("withdraw", options=("--check",))) == 2
+    assert set(headscale.nodes) == {"alpha", "beta", "gamma"}
+    with headscale_proxy(headscale.url) as proxy:
+        joined.vars["headscale_routes_url"] = proxy.url
+        assert changes(joined.ok("withdraw")) == 2
+        # One for the routes, one for the identities.
+        assert len(proxy.asked("GET", "/api/v1/node")) == 2
+    assert (set(headscale.nodes), headscale.approved("alpha")) == ({"alpha"}, set())
+    joined.vars["headscale_routes_url"] = headscale.url
+    assert changes(joined.ok("withdraw")) == 0
+
+
+def test_a_host_that_headscale_cannot_be_told_about_fails_alone(joined, headscale):
+    joined.ok("approve")
+    leaving(joined, alpha=True, beta=True, gamma=False)
+    joined.hosts["alpha"]["leaves"][0]["node_key"] = "no key at all"
+    then = [{"debug": {"msg": "{{ inventory_hostname }} goes on"}}]
+    done = joined.run("withdraw", then=then)
+    assert done.returncode == 2
+    assert "expected nodekey: and 64 digits" in done.stdout
+    assert "beta goes on" in done.stdout and "gamma goes on" in done.stdout
+    assert "alpha goes on" not in done.stdout
+    assert headscale.approved("beta") == set() and "gamma" not in headscale.nodes
