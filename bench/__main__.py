@@ -13,7 +13,20 @@ from pathlib import Path
 
 from lab import tools
 
-from . import cni, fleet, headscale, ipam, k8s, plots, routes, site, spoofing, stage, traffic
+from . import (
+    cni,
+    controller,
+    fleet,
+    headscale,
+    ipam,
+    k8s,
+    plots,
+    routes,
+    site,
+    spoofing,
+    stage,
+    traffic,
+)
 from .measure import Findings, Row
 
 ON_A_STAGE = {
@@ -24,7 +37,7 @@ ON_A_STAGE = {
     "spoofing": spoofing.run,
 }
 ON_THE_FLEET = {"site": site.run, "traffic": traffic.run}
-BY_ITSELF = {"headscale": headscale.run, "k8s": k8s.run}
+BY_ITSELF = {"controller": controller.run, "headscale": headscale.run, "k8s": k8s.run}
 PARTS = (*ON_A_STAGE, *BY_ITSELF, *ON_THE_FLEET)
 
 

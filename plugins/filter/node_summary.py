@@ -58,8 +58,9 @@ def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What preflight noted: a line for each warning, whatever number of nodes it is about."""
     about: dict[str, list[str]] = {}
     everywhere: list[str] = []
+    clashes: Mapping[str, Any] = {}  # one mapping of all nodes, which each of them has
     for host, variables in known.items():
-        clashes = variables.get("headcni_route_clashes") or {}
+        clashes = clashes or variables.get("headcni_route_clashes") or {}
         for note in (*_notes(variables.get("headcni_node_preflight")), *_notes(clashes.get(host))):
             about.setdefault(str(note), []).append(host)
         everywhere = everywhere or list(map(str, variables.get("headscale_routes_notes") or ()))

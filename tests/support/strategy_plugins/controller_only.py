@@ -1,0 +1,274 @@
+"""For tests and benchmarks: what a playbook costs the controller, without any node.
+
+Everything that the controller does is done for real, in one process, so that its cost can be told
+by task: variables, conditions, arguments, action plugins, results. Only the modules are not run:
+each returns what MODULES says. The hosts are alike, so what a worker does for a host is done for
+the first CONTROLLER_SAMPLE hosts only, and counted for all; the others get the same result. Tasks
+with run_once and facts are always done. At the end the costs are written to CONTROLLER_COSTS.
+
+What is not in them: starting a process for each task and host, and what modules take.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import resource
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ansible.executor.process.worker import TaskExecutor, _RawTaskResult, _task
+from ansible.plugins import loader as plugin_loader
+from ansible.plugins.action import ActionBase
+from ansible.plugins.strategy.linear import StrategyModule as Linear
+from ansible.vars.hostvars import HostVars
+from ansible_collections.headcni.mesh.plugins.plugin_utils import runtime_release
+
+DOCUMENTATION = """
+name: controller_only
+short_description: linear, in one process and without modules
+description: For tests and benchmarks.
+author: HeadCNI
+"""
+FRESH = os.environ.get("CONTROLLER_NODES", "fresh") == "fresh"
+SAMPLE = int(os.environ.get("CONTROLLER_SAMPLE", "1000000"))
+
+
+def number(host: str) -> int:
+    return int(host.removeprefix("node"))
+
+
+def key(host: str) -> str:
+    return f"nodekey:{number(host):064x}"
+
+
+def pod_cidrs(host: str) -> list[str]:
+    return [f"10.{number(host) // 256}.{number(host) % 256}.0/24"]
+
+
+def preflight(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    settled = [] if FRESH else ["release", "config", "conflist"]
+    return {**configured(host, {}), "problems": [], "settled": settled, "current": RELEASE}
+
+
+def configured(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "mode": "host",
+        "pod_cidrs": pod_cidrs(host),
+        "cluster_cidrs": ["10.0.0.0/8"],
+        "pod_cidr_source": "config",
+        "needs_restart": False,
+        "validated": True,
+    }
+
+
+def standing(host: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    shown = {"needs_login": FRESH, "name": host, "login_server": "http://192.0.2.1"}
+    anew = "f" if arguments.get("force_reauth") is True else ""
+    return {**shown, "node_key": key(host) + anew}
+
+
+def installable(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    shown = {"tarball": "", "joined_elsewhere": "", "version_before": "", "version_after": "1"}
+    return {**shown, "differs": FRESH, "node_key": "" if FRESH else key(host)}
+
+
+def approved(_host: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    rows = [{"label": one.get("label"), "after": one["routes"]} for one in arguments["nodes"]]
+    return {"problems": {}, "unknown": [], "routes": rows}
+
+
+def kubernetes(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    cluster = {"server": "https://192.0.2.1:6443"}
+    return {"joined": True, "problem": "", "name": host, "pod_cidrs": [], "cluster": cluster}
+
+
+def identity(_host: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": {name: f"token of {name}" for name in arguments["nodes"]}}
+
+
+def leaving(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    held = {"installed": True, "mode": "host", "known_before": True, "tailscale_ours": True}
+    return {**held, "pods": [], "pod_cidrs": pod_cidrs(host)}
+
+
+def info(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    held = {"current": RELEASE, "installed": [RELEASE], "running_version": "1.0.0"}
+    return {**held, "mode": "host", "ready": True}
+
+
+def mode(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    held = {"mode": "host", "left_mode": "", "unfinished": False, "keys": {}, "targets": []}
+    return {**held, "pod_cidrs": pod_cidrs(host)}
+
+
+RELEASE = {"name": "1.0.0", "version": "1.0.0"}
+MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
+    "tailscale_install": installable,
+    "tailscale_join": standing,
+    "tailscale_info": lambda host, _: {
+        **standing(host, {}),
+        "version": "1",
+        "running_version": "1",
+    },
+    "headcni_preflight": preflight,
+    "headcni_config": configured,
+    "headcni_release": lambda host, _: {"current": RELEASE},
+    "headcni_service": lambda host, _: {"conditions": ["ready"]},
+    "headcni_leave": leaving,
+    "headcni_info": info,
+    "headcni_mode": mode,
+    "headcni_probe": lambda host, _: {"reached": {}},
+    "headcni_kubernetes_info": kubernetes,
+    "headcni_kubernetes_identity": identity,
+    "headscale_info": lambda host, _: {"version": "0.29.2", "users": [], "nodes": []},
+    "headscale_node": lambda host, _: {"problems": {}},
+    "headscale_preauth_key": lambda host, _: {"key": "hskey-auth-x"},
+    "headscale_routes": approved,
+    "headscale_user": lambda host, _: {},
+    "headcni_conflist": lambda host, _: {},
+    "wait_for": lambda host, _: {},
+}
+
+
+def execute_module(
+    action: ActionBase,
+    module_name: str | None = None,
+    module_args: dict[str, Any] | None = None,
+    task_vars: dict[str, Any] | None = None,
+    **_unused: Any,
+) -> dict[str, Any]:
+    name = (module_name or action._task.action).rpartition(".")[2]
+    arguments = action._task.args if module_args is None else module_args
+    made = MODULES[name]((task_vars or {})["inventory_hostname"], arguments)
+    return {"changed": False, **made}
+
+
+class Costs:
+    """Of each task, by its play and name: the processor's seconds, and how often the variables of
+    some host were looked up."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, dict[str, float]] = {}
+        self._reads = 0
+        self._present = ""
+        self._began = time.process_time()
+
+    def begin(self, play: str, task: Any, run_once: bool) -> None:
+        name = f"{play}: {task.get_name()}"
+        if name != self._present:
+            self.end()
+            self._present = name
+        row = {"seconds": 0.0, "reads": 0.0, "hosts": 0, "run_once": run_once}
+        self.tasks.setdefault(name, row)["hosts"] += 1
+
+    def read(self) -> None:
+        self._reads += 1
+
+    def add(self, seconds: float, reads: float) -> None:
+        """What was not done, but would have been for the hosts that are not in the sample."""
+        self.tasks[self._present]["seconds"] += seconds
+        self.tasks[self._present]["reads"] += reads
+
+    def since(self) -> tuple[float, int]:
+        return time.process_time(), self._reads
+
+    def end(self) -> None:
+        if self._present:
+            self.add(time.process_time() - self._began, self._reads)
+        self._began, self._reads, self._present = time.process_time(), 0, ""
+
+    def write(self) -> None:
+        self.end()
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Path(os.environ["CONTROLLER_COSTS"]).write_text(
+            json.dumps({"tasks": self.tasks, "kib": kib})
+        )
+
+
+COSTS = Costs()
+atexit.register(COSTS.write)
+read = HostVars.raw_get
+
+
+def counted_read(hostvars: HostVars, host: str) -> Any:
+    COSTS.read()
+    return read(hostvars, host)
+
+
+HostVars.raw_get = counted_read
+
+
+def refuse(_action: ActionBase, command: str, **_unused: Any) -> None:
+    raise RuntimeError(f"nothing is run on this machine: {command}")
+
+
+ActionBase._execute_module = execute_module
+ActionBase._low_level_execute_command = refuse
+copy = plugin_loader.action_loader.get("ansible.builtin.copy", class_only=True)
+copy.run = lambda *_unused, **_also: {"changed": False}
+# Each process of a real run looks it up anew. That costs every host the same, and much.
+runtime_release.ensure = cache(lambda *_unused: runtime_release.Tarball(Path("/x"), "1.0.0", ""))
+runtime_release.check_config = lambda *_unused: []
+
+
+class StrategyModule(Linear):
+    def __init__(self, tqm: Any) -> None:
+        super().__init__(tqm)
+        # By task: how many hosts it was done for, what that took, and the last result.
+        self._done: dict[str, tuple[int, float, float, Any]] = {}
+
+    def _queue_task(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> None:
+        once = bool(task.run_once)
+        COSTS.begin(task.play.get_name(), task, once)
+        self._queued_task_cache[(host.name, task._uuid)] = {
+            "host": host,
+            "task": task,
+            "task_vars": task_vars,
+            "play_context": play_context,
+        }
+        self._tqm.send_callback("v2_runner_on_start", host, task)
+        result = self._result(host, task, task_vars, play_context, once)
+        with self._results_lock:
+            self._results.append(result)
+        self._pending_results += 1
+
+    def _result(self, host: Any, task: Any, task_vars: Any, play_context: Any, once: bool) -> Any:
+        count, seconds, reads, like = self._done.get(task._uuid, (0, 0.0, 0.0, None))
+        if count >= SAMPLE and not once and task.action != "ansible.builtin.set_fact":
+            COSTS.add(seconds / count, reads / count)
+            sent = pickle.loads(like)
+            data = sent.return_data
+            module = MODULES.get(task.action.rpartition(".")[2])
+            if module and not data.get("skipped") and "results" not in data:
+                data.update(module(host.name, task.args))
+            return _RawTaskResult(host, task, data, sent.task_fields)
+        began, before = COSTS.since()
+        sent = self._worked(host, task, task_vars, play_context)
+        ended, after = COSTS.since()
+        self._done[task._uuid] = (count + 1, seconds + ended - began, reads + after - before, sent)
+        return self._convert_wire_task_result_to_raw(pickle.loads(sent))
+
+    def _worked(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> Any:
+        """What a worker sends for it."""
+        # A worker is a copy of this process, and what it makes of its task goes with it.
+        own = task.copy(exclude_parent=True, exclude_tasks=True)
+        own._parent = task._parent
+        with _task.TaskContext(own):
+            made = TaskExecutor(
+                host,
+                own,
+                task_vars,
+                play_context,
+                self._loader,
+                plugin_loader.get_plugin_loader_namespace(),
+                self._final_q,
+                self._variable_manager,
+            ).run()
+        result = _RawTaskResult(host, task, made, own.dump_attrs())
+        return pickle.dumps(result.as_wire_task_result())
