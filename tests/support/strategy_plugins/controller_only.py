@@ -2,9 +2,10 @@
 
 Everything that the controller does is done for real, in one process, so that its cost can be told
 by task: variables, conditions, arguments, action plugins, results. Only the modules are not run:
-each returns what MODULES says. The hosts are alike, so what a worker does for a host is done for
-the first CONTROLLER_SAMPLE hosts only, and counted for all; the others get the same result. Tasks
-with run_once and facts are always done. At the end the costs are written to CONTROLLER_COSTS.
+each returns what MODULES says. The hosts are alike, so a host's variables are put together, and its
+work is done, for the first CONTROLLER_SAMPLE hosts only, and counted for all; the others get the
+same result. Tasks with run_once and facts are always done. At the end the costs are written to
+CONTROLLER_COSTS.
 
 What is not in them: starting a process for each task and host, and what modules take.
 """
@@ -17,6 +18,7 @@ import os
 import pickle
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,7 @@ from ansible.plugins import loader as plugin_loader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.strategy.linear import StrategyModule as Linear
 from ansible.vars.hostvars import HostVars
+from ansible.vars.manager import VariableManager
 from ansible_collections.headcni.mesh.plugins.plugin_utils import runtime_release
 
 DOCUMENTATION = """
@@ -217,15 +220,45 @@ runtime_release.ensure = cache(lambda *_unused: runtime_release.Tarball(Path("/x
 runtime_release.check_config = lambda *_unused: []
 
 
+class Sample:
+    """Work that is done for some hosts of a task, and what it took them."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds, self.reads, self.last = 0, 0.0, 0.0, None
+
+    def take(self, work: Callable[[], Any], always: bool = False) -> tuple[Any, bool]:
+        """What comes of it, and whether it was done."""
+        if self.count >= SAMPLE and not always:
+            COSTS.add(self.seconds / self.count, self.reads / self.count)
+            return self.last, False
+        began, before = COSTS.since()
+        self.last = work()
+        ended, after = COSTS.since()
+        self.count += 1
+        self.seconds += ended - began
+        self.reads += after - before
+        return self.last, True
+
+
 class StrategyModule(Linear):
     def __init__(self, tqm: Any) -> None:
         super().__init__(tqm)
-        # By task: how many hosts it was done for, what that took, and the last result.
-        self._done: dict[str, tuple[int, float, float, Any]] = {}
+        self._work: dict[str, Sample] = defaultdict(Sample)  # by task
+        self._vars: dict[str, Sample] = defaultdict(Sample)
+        self._get_vars = VariableManager.get_vars.__get__(self._variable_manager)
+        self._variable_manager.get_vars = self._sampled_vars
+
+    def _sampled_vars(self, **how: Any) -> Any:
+        task = how.get("task")
+        if "_hosts" not in how or task is None or self._is_always_done(task):
+            return self._get_vars(**how)
+        return self._vars[task._uuid].take(lambda: self._get_vars(**how))[0]
+
+    def _is_always_done(self, task: Any) -> bool:
+        return bool(task.run_once) or task.action == "ansible.builtin.set_fact"
 
     def _queue_task(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> None:
-        once = bool(task.run_once)
-        COSTS.begin(task.play.get_name(), task, once)
+        COSTS.begin(task.play.get_name(), task, bool(task.run_once))
         self._queued_task_cache[(host.name, task._uuid)] = {
             "host": host,
             "task": task,
@@ -233,26 +266,21 @@ class StrategyModule(Linear):
             "play_context": play_context,
         }
         self._tqm.send_callback("v2_runner_on_start", host, task)
-        result = self._result(host, task, task_vars, play_context, once)
-        with self._results_lock:
-            self._results.append(result)
-        self._pending_results += 1
-
-    def _result(self, host: Any, task: Any, task_vars: Any, play_context: Any, once: bool) -> Any:
-        count, seconds, reads, like = self._done.get(task._uuid, (0, 0.0, 0.0, None))
-        if count >= SAMPLE and not once and task.action != "ansible.builtin.set_fact":
-            COSTS.add(seconds / count, reads / count)
-            sent = pickle.loads(like)
-            data = sent.return_data
+        sent, is_own = self._work[task._uuid].take(
+            lambda: self._worked(host, task, task_vars, play_context), self._is_always_done(task)
+        )
+        received = pickle.loads(sent)
+        if is_own:
+            result = self._convert_wire_task_result_to_raw(received)
+        else:
+            data = received.return_data
             module = MODULES.get(task.action.rpartition(".")[2])
             if module and not data.get("skipped") and "results" not in data:
                 data.update(module(host.name, task.args))
-            return _RawTaskResult(host, task, data, sent.task_fields)
-        began, before = COSTS.since()
-        sent = self._worked(host, task, task_vars, play_context)
-        ended, after = COSTS.since()
-        self._done[task._uuid] = (count + 1, seconds + ended - began, reads + after - before, sent)
-        return self._convert_wire_task_result_to_raw(pickle.loads(sent))
+            result = _RawTaskResult(host, task, data, received.task_fields)
+        with self._results_lock:
+            self._results.append(result)
+        self._pending_results += 1
 
     def _worked(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> Any:
         """What a worker sends for it."""

@@ -6,6 +6,7 @@ are counted, in runs of the real playbooks without nodes. No clock is involved.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_twice_the_hosts_look_up_twice_as_many_variables(playbook, given):
     }
     assert worse == {}
     assert sum(task["reads"] for task in many.tasks.values()) > 0
+
+
+def test_the_options_of_a_role_do_not_read_everyones_variables_for_each_host(tmp_path):
+    """Ansible checks a role's options once for each host."""
+    playbook = tmp_path / "play.yml"
+    play = {"hosts": "headcni", "gather_facts": False, "roles": ["headcni.mesh.headscale_routes"]}
+    playbook.write_text(json.dumps([play]))
+    for name, task in measured(playbook, FEW).tasks.items():
+        assert task["reads"] == 0 or task["run_once"], name
 
 
 def test_kubernetes_and_headscale_are_asked_once_for_all_hosts_when_they_leave():
