@@ -42,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
         ("pods", lambda: _pods(config)),
     ]
     found: Dict[str, List[str]] = {}
-    notes: Dict[str, List[str]] = {"firewall": _firewalls_told(config)}
+    notes: Dict[str, List[str]] = {
+        "daemon": _warned(config),
+        "firewall": _firewalls_told(config),
+    }
     for name, look in parts:
         found[name] = []
         try:
@@ -71,6 +74,13 @@ def _daemon(config: DaemonConfig) -> Iterator[str]:
     for one in status["conditions"]:
         if not one["ok"]:
             yield f"{one['name']}: {one['reason']}"
+
+
+def _warned(config: DaemonConfig) -> List[str]:
+    """What should be seen to, though this node works: a foreign device's claims, for example."""
+    with suppress(CniError, OSError), asked("status", control_path(config)) as answers:
+        return [line for status in answers for line in node.warned(status)]
+    return []
 
 
 def _tailscale(config: DaemonConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import List, Sequence
+from typing import Any, List, Mapping, Sequence
 
 from ..daemon import config as configuration
 from ..daemon.config import DaemonConfig
@@ -46,6 +46,15 @@ def _is(one: Attachment, wanted: str) -> bool:
     if wanted in (str(one.pod), one.pod.name, *addresses(one)):
         return True
     return len(wanted) >= 4 and one.owner.container_id.startswith(wanted)
+
+
+def warned(status: Mapping[str, Any]) -> List[str]:
+    """What the daemon says that does not make the node unready. One of an earlier release, still
+    running while it is replaced, does not know of warnings."""
+    alarms = [one for one in status["alarms"] if not one.get("holds_back", True)]
+    return [f"ALARM: {one['message']}" for one in alarms] + [
+        f"WARNING: {one['message']}" for one in status.get("warnings", ())
+    ]
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:

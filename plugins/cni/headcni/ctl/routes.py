@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import socket
 from contextlib import closing
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Set
 
 from ..daemon import config as configuration
-from ..daemon.kernel_routes import Route, RouteSocket
+from ..daemon.claims import Heard, hear, plan, rules_of
+from ..daemon.kernel_routes import RTN_UNREACHABLE, Prefix, Route, RouteSocket
 from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import PRIORITY, TABLE, Claim, claims_of, plan, prefixes
+from ..daemon.routes import PRIORITY, TABLE
 from ..daemon.tailscale import LocalApi
 from ..errors import CniError
 from . import node
 from .main import NO, OK, CannotTell, show
+
+MOST_REFUSALS = 100  # shown; the metric headcni_refused_claims counts them all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,43 +29,72 @@ def run(args: argparse.Namespace) -> int:
     own = configuration.pod_cidrs(config).cidrs
     cluster = cluster_cidrs(config, own)
     try:
-        peers = LocalApi(config.tailscale.socket_path).status().peers
+        status = LocalApi(config.tailscale.socket_path).status()
     except CniError as problem:
         raise CannotTell(f"tailscaled cannot be asked about the other nodes: {problem}") from None
-    claims = [
-        claim for those in claims_of(peers, prefixes(cluster), {}).values() for claim in those
-    ]
-    wanted, alarms = plan(claims, prefixes(own))
+    rules = rules_of(
+        cluster,
+        tuple(own),
+        config.network.service_cidr,
+        configuration.node_sizes(config),
+        config.tailscale.peer_tags,
+    )
+    heard = hear(status, rules, {})
     with closing(RouteSocket()) as kernel:
         have = {route.dst: route for route in kernel.routes(TABLE)}
-        rules = [str(rule) for rule in kernel.rules() if rule.priority in (PRIORITY - 1, PRIORITY)]
-        links = {route.link: kernel.link(index=route.link) for route in have.values()}
+        used = [str(rule) for rule in kernel.rules() if rule.priority in (PRIORITY - 1, PRIORITY)]
+        numbers = {route.link for route in have.values() if not _is_block(route)}
+        links = {number: kernel.link(index=number) for number in numbers}
+    should = plan(heard, rules, [dst for dst, route in have.items() if not _is_block(route)])
+    served = _served(heard)
     found: List[Dict[str, Any]] = []
-    for dst in sorted(wanted | set(have)):
+    for dst in sorted({*should.wanted, *should.blocked, *have}):
         route = have.get(dst)
-        state = "ok" if route and dst in wanted else "missing" if dst in wanted else "stale"
-        link = links.get(route.link) if route else None
+        link = links.get(route.link) if route and not _is_block(route) else None
         found.append(
             {
                 "dst": str(dst),
-                "node": ",".join(_who(dst, claims)),
+                "node": ",".join(sorted(served.get(dst, ()))),
                 "via": _gateway(route),
                 "dev": link.name if link else "",
-                "state": state,
+                "state": _state(route, dst in should.wanted),
             }
         )
     answer = {
         "table": TABLE,
         "routes": found,
-        "rules": rules,
-        "alarms": [alarm.message for alarm in alarms],
+        "rules": used,
+        "alarms": [alarm.message for alarm in should.alarms],
+        "warnings": [warning.message for warning in should.warnings],
+        "refused": [
+            {"dst": str(one.prefix), "node": one.peer, "reason": one.reason}
+            for one in sorted(should.refusals)[:MOST_REFUSALS]
+        ],
     }
     show(answer if args.json else _in_words(answer), args.json)
-    return OK if not alarms and all(one["state"] == "ok" for one in found) and rules else NO
+    well = all(one["state"] in ("ok", "blocked") for one in found)
+    return OK if well and used and not should.alarms else NO
 
 
-def _who(dst: Any, claims: List[Claim]) -> List[str]:
-    return sorted({claim.peer for claim in claims if claim.prefix == dst})
+def _state(route: Optional[Route], wanted: bool) -> str:
+    if route is None:
+        return "missing"
+    if _is_block(route):
+        return "stale" if wanted else "blocked"
+    return "ok" if wanted else "stale"
+
+
+def _is_block(route: Optional[Route]) -> bool:
+    return route is not None and route.kind == RTN_UNREACHABLE
+
+
+def _served(heard: Heard) -> Dict[Prefix, Set[str]]:
+    """By whom, for each prefix that was accepted."""
+    found: Dict[Prefix, Set[str]] = {}
+    for claims in heard.claims.values():
+        for claim in claims:
+            found.setdefault(claim.prefix, set()).add(claim.peer)
+    return found
 
 
 def _gateway(route: Any) -> str:
@@ -79,5 +111,9 @@ def _in_words(answer: Dict[str, Any]) -> str:
     ]
     lines = [node.table(rows, head), f"table {answer['table']}, by:"]
     lines += [f"  {rule}" for rule in answer["rules"]] or ["  no rule: the routes are not used"]
+    if answer["refused"]:
+        refused = [(one["dst"], one["node"], one["reason"]) for one in answer["refused"]]
+        lines += ["refused:", node.table(refused, ("PODS", "NODE", "REASON"))]
     lines += [f"ALARM: {alarm}" for alarm in answer["alarms"]]
+    lines += [f"WARNING: {warning}" for warning in answer["warnings"]]
     return "\n".join(lines)

@@ -42,4 +42,5 @@ def _in_words(status: Dict[str, Any]) -> str:
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")
+    lines += node.warned(status)
     return "\n".join(lines)

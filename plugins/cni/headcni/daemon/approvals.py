@@ -20,6 +20,7 @@ from typing import Callable, NamedTuple, Optional
 
 from ..errors import CniError
 from ..model import Network
+from .claims import Alarm
 from .headscale import (
     FIRST_PAUSE,
     STOPPED,
@@ -31,7 +32,7 @@ from .headscale import (
 )
 from .kernel_routes import Prefix
 from .log import Log
-from .routes import Alarm, Condition
+from .routes import Condition
 from .tailscale import LocalApi
 
 INTERVAL_SECONDS = 30.0

@@ -37,6 +37,7 @@ PATH = "/etc/headcni/config.yaml"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 
 _LARGEST_FILE = 1 << 20
+_TAG = r"tag:[A-Za-z][A-Za-z0-9-]{0,62}"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 T = TypeVar("T")
@@ -194,6 +195,29 @@ def _sizes() -> Kind:
     return Kind(read, {"anyOf": [{"type": "integer"}, {"type": "string"}]})
 
 
+def _tags() -> Kind:
+    """A list of tags, one tag, or `any` for none in particular."""
+
+    def read(value: Any) -> Tuple[str, ...]:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list):
+            raise _Wrong("a list of tags such as tag:headcni, or any")
+        if texts == ["any"]:
+            return ()
+        bad = [
+            (f"[{at}]", one, "a tag such as tag:headcni")
+            for at, one in enumerate(texts)
+            if not isinstance(one, str) or not re.match(f"(?:{_TAG})\\Z", one)
+        ]
+        if bad:
+            raise _Wrong(items=bad)
+        return tuple(texts)
+
+    one = {"type": "string", "pattern": f"^(any|{_TAG})?$"}
+    several = {"type": "array", "items": {"type": "string", "pattern": f"^{_TAG}$"}}
+    return Kind(read, {"anyOf": [one, several]})
+
+
 def _key(default: Any, kind: Kind, about: str, *, name: str = "", live: bool = False) -> Any:
     """A key; ``live`` says that SIGHUP changes it. Its name is the field's in camelCase."""
     return field(  # pylint: disable=invalid-field-call
@@ -295,6 +319,11 @@ class Tailscale:
         _flag(),
         "whether the tailnet address of our own tailscaled answers for the node (daemon mode)",
     )
+    peer_tags: Tuple[str, ...] = _key(
+        ("tag:headcni",),
+        _tags(),
+        "only peers with one of these tags may serve pods; any, or an empty list: every peer may",
+    )
 
     @property
     def socket_path(self) -> str:
@@ -312,6 +341,12 @@ class PodCidr:
     )
     base: Tuple[Network, ...] = _key((), _cidrs(_any_cidrs), "the cluster's, of which it is a part")
     per_node: str = _key("", _sizes(), "the size of a node's share of base; /24 and /64 if not set")
+    peer_sizes: Tuple[int, ...] = _key(
+        (),
+        _list(_number(1, 126), "a prefix length such as 24 or 64"),
+        "prefix lengths that other nodes' ranges may also have; without it, all must be as long as "
+        "perNode or this node's own. 32 or less: of IPv4",
+    )
 
 
 @dataclass(frozen=True)
@@ -546,6 +581,13 @@ def as_dict(config: Any) -> Dict[str, Any]:
 def pod_cidrs(config: DaemonConfig) -> Resolution:
     """This node's own, as the file says or as they are found."""
     return resolve(for_resolver(config), os.environ, node_name=config.daemon.node_name)
+
+
+def node_sizes(config: DaemonConfig) -> Tuple[Tuple[int, int], ...]:
+    """What the file says about the lengths of nodes' ranges: IP version and prefix length."""
+    pod = config.network.pod_cidr
+    allowed = {(4 if size <= 32 else 6, size) for size in pod.peer_sizes}
+    return tuple(sorted({*parse_sizes(pod.per_node).items(), *allowed}))
 
 
 def in_mode(config: DaemonConfig, mode: str) -> DaemonConfig:

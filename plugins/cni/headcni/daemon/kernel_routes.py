@@ -55,7 +55,8 @@ RTM_DELROUTE, RTM_GETROUTE = 25, 26
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
 FRA_DST, FRA_PRIORITY, FRA_SUPPRESS_PREFIXLEN, FRA_TABLE, FRA_PROTOCOL = 1, 6, 14, 15, 21
 FR_ACT_TO_TBL = 1
-RTN_LOCAL = 2
+RTN_LOCAL, RTN_UNREACHABLE = 2, 7
+LOOPBACK = 1  # the number of `lo` in every network namespace
 IP6_METRIC = 1024  # what IPv6 makes of a route that was given none
 NETLINK_GET_STRICT_CHK = 12
 SO_RCVBUFFORCE = 33
@@ -96,6 +97,12 @@ class Prefix(NamedTuple):
 
     def overlaps(self, other: Prefix) -> bool:
         return self.covers(other) or other.covers(self)
+
+    def shortened(self, length: int) -> Prefix:
+        """The network of this length that it lies in; of its own length, without host bits."""
+        host_bits = len(self.address) * 8 - length
+        number = int.from_bytes(self.address, "big") >> host_bits << host_bits
+        return Prefix(self.family, number.to_bytes(len(self.address), "big"), length)
 
     def __str__(self) -> str:
         return f"{socket.inet_ntop(self.family, self.address)}/{self.length}"
@@ -155,6 +162,17 @@ def tunnel_route(dst: Prefix, link: int, gateway: bytes, source: bytes, mtu: int
         mtu,
         metric=0 if four else IP6_METRIC,
         scope=RT_SCOPE_LINK if four and not gateway else RT_SCOPE_UNIVERSE,
+    )
+
+
+def unreachable_route(dst: Prefix) -> Route:
+    """A route that refuses packets, as the kernel will show it once it has it."""
+    four = dst.family == socket.AF_INET
+    return Route(
+        dst,
+        0 if four else LOOPBACK,
+        metric=0 if four else IP6_METRIC,
+        kind=RTN_UNREACHABLE,
     )
 
 

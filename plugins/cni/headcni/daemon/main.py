@@ -28,9 +28,9 @@ from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
 from ..recover import release_unused
 from ..store import Attachment, Store
+from . import claims, pod_traffic
 from . import config as configuration
 from . import log as logs
-from . import pod_traffic
 from .approvals import ApprovalReport, RouteKeeper, identify
 from .config import DaemonConfig
 from .control import SOCKET as CONTROL
@@ -96,7 +96,8 @@ class Conditions(Mapping[str, Reason]):
     """What /ready asks about: the socket, the store, and what the routes' last pass found.
 
     Not the approval: Headscale 0.29 tells a node of its own up to minutes late. It is logged and
-    measured.
+    measured. And no claim of a foreign device, which could otherwise make every node not ready;
+    only a node of the mesh that serves this node's own range does.
     """
 
     def __init__(self, server: CniServer, store: Callable[[], object]) -> None:
@@ -115,6 +116,8 @@ class Conditions(Mapping[str, Reason]):
                 continue
             found[one.name] = lambda one=one: "" if one.ok else one.message  # type: ignore[misc]
         for alarm in self.report.alarms:
+            if not alarm.holds_back:
+                continue
             found[f"alarm-{alarm.kind}-{alarm.prefix}"] = lambda alarm=alarm: alarm.message  # type: ignore[misc]
         return found
 
@@ -271,6 +274,7 @@ class Daemon:
                 for one in self.firewalls.found
             ],
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
+            "warnings": [warning._asdict() for warning in self.conditions.report.warnings],
             "attachments": len(self.store.attachments()),
             "calls": self.server.calls,
             "monitor": self.monitor.where if self.monitor is not None else "",
@@ -401,6 +405,18 @@ class Daemon:
             lambda: float(len(self.store.tombstones())),
         )
         self.metrics.gauge("ip_pool_addresses", "Addresses.", self._pools, ("network", "state"))
+        self.metrics.gauge(
+            "refused_claims",
+            "Pod ranges that peers serve and that get no route, by the reason.",
+            self._refused_claims,
+            ("reason",),
+        )
+
+    def _refused_claims(self) -> dict[Tuple[str, ...], float]:
+        found: dict[Tuple[str, ...], float] = {(reason,): 0.0 for reason in claims.REASONS}
+        for refusal in self.conditions.report.refusals:
+            found[(refusal.reason,)] += 1
+        return found
 
     def _pools(self) -> dict[Tuple[str, ...], float]:
         found: dict[Tuple[str, ...], float] = {}
@@ -536,6 +552,8 @@ class Daemon:
         for alarm in set(report.alarms) - set(previous.alarms):
             self.metrics.failed("alarm")
             log.error(alarm.message, kind=alarm.kind, prefix=alarm.prefix)
+        for warning in set(report.warnings) - set(previous.warnings):
+            log.warn(warning.message, kind=warning.kind, prefix=warning.prefix)
         known = {one.name: one.ok for one in previous.conditions}
         for one in report.conditions:
             if known.get(one.name, True) != one.ok:
@@ -584,6 +602,9 @@ def mesh_of(
         sources=tuple(cidr[1] for cidr in own),
         interface=config.tailscale.interface,
         gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
+        service_cidrs=config.network.service_cidr,
+        node_sizes=configuration.node_sizes(config),
+        peer_tags=config.tailscale.peer_tags,
         own_networks_first=own_networks_first(config),
     )
 

@@ -4,17 +4,15 @@ They live in a table of our own, which only packets for the cluster's pods are l
 Tailscale's own table is. What tailscaled says of its peers decides which there are:
 
 - A peer's route goes when the peer is no longer in the tailnet, its key has expired, or it no
-  longer serves the CIDR. A peer that is merely offline keeps it: Headscale takes the routes of a
-  peer away from all others within seconds of losing sight of it, and a blip must not cut pods off.
+  longer serves the CIDR. A peer that is merely offline keeps it.
+- `claims` says which peers may serve what. What is refused gets no route; where tailscaled would
+  send a node's packets to the peer that was refused, the packets are made unreachable.
 - While tailscaled is away or not running, it knows nothing of its peers: the routes stay.
 - The node's own CIDR is never routed into the tunnel, neither by us nor, if a peer claims it, by
   tailscaled: a rule of ours sends it to the main table before any other is asked.
-- A peer that claims what overlaps our own CIDR gets no route for it, and raises an alarm.
 - In host mode, the networks that the node itself is in stay its own, whatever a peer advertises: a
   rule of ours asks the main table, but for its default routes, before Tailscale's. It is there
   before tailscaled is told to accept routes (docs/decisions/0014).
-- Two peers whose claims overlap raise an alarm, and both routes stay: it is tailscaled that picks
-  the peer, by its own longest match, and to cut off both would make two outages of one mistake.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import AbstractSet, Callable, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 from ..datapath.netlink import Request
 from ..datapath.rtnl import RT_TABLE_MAIN, RTPROT_HEADCNI
 from ..errors import CniError
 from ..model import Address, Network
+from .claims import Alarm, Heard, Plan, Refusal, Rules, hear, plan, prefixes, rules_of
 from .kernel_routes import (
-    REMEMBERED,
+    RTN_UNREACHABLE,
     Interest,
     Link,
     Prefix,
@@ -50,9 +48,10 @@ from .kernel_routes import (
     put_route,
     read_route,
     tunnel_route,
+    unreachable_route,
 )
 from .log import Log
-from .tailscale import Bus, LocalApi, NodePrefs, Peer
+from .tailscale import Bus, LocalApi, NodePrefs
 
 TABLE = 5200
 PRIORITY = 5200  # Tailscale's rules begin at 5210
@@ -78,7 +77,8 @@ class Mesh:
     host mode: the interface is tailscaled's. daemon mode: it is the veth `headcni01`, and
     `gateways` are the addresses of its far end, one for each family. `sources` are the node's own
     pod gateways: what the node itself sends to pods then comes from an address that pods can
-    answer.
+    answer. `service_cidrs`, `node_sizes` (pairs of IP version and prefix length) and `peer_tags`
+    say which peers' claims are accepted; see `claims`.
     """
 
     cluster_cidrs: tuple[Network, ...]
@@ -89,9 +89,17 @@ class Mesh:
     mtu: Optional[int] = None
     table: int = TABLE
     priority: int = PRIORITY
+    service_cidrs: tuple[Network, ...] = ()
+    node_sizes: tuple[tuple[int, int], ...] = ()
+    peer_tags: tuple[str, ...] = ()
     # None leaves the rules of the node's own networks as they are: they are host mode's, and stay
     # in daemon mode until the node's tailscaled has its former prefs back.
     own_networks_first: Optional[bool] = None
+
+    def claim_rules(self) -> Rules:
+        return rules_of(
+            self.cluster_cidrs, self.own_cidrs, self.service_cidrs, self.node_sizes, self.peer_tags
+        )
 
     def rules(self) -> list[Rule]:
         own = [
@@ -99,21 +107,6 @@ class Mesh:
         ]
         pods = [Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)]
         return [*own, *pods, *(own_network_rules() if self.own_networks_first else ())]
-
-
-class Claim(NamedTuple):
-    """A prefix that a peer serves, or served when it was last seen."""
-
-    prefix: Prefix
-    peer: str
-    remembered: bool = False
-
-
-class Alarm(NamedTuple):
-    kind: str  # "own-cidr" or "overlap"
-    prefix: str
-    claimants: tuple[str, ...]
-    message: str
 
 
 class Condition(NamedTuple):
@@ -133,6 +126,8 @@ class Report:
     repaired: tuple[Entry, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    warnings: tuple[Alarm, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -178,106 +173,6 @@ def forget_own_networks(kernel: RouteSocket) -> list[Rule]:
     return there
 
 
-def prefixes(networks: Iterable[Network]) -> list[Prefix]:
-    return [Prefix.parse(str(network)) for network in networks]
-
-
-def claims_of(
-    peers: Iterable[Peer], cluster: Sequence[Prefix], before: Mapping[str, Sequence[Claim]]
-) -> dict[str, tuple[Claim, ...]]:
-    """What each peer serves of the cluster's CIDRs, by the peer's id."""
-    found = {}
-    within = tuple(cluster)
-    for peer in peers:
-        if peer.expired:
-            continue
-        claims = _served(peer.name, peer.routes, within)
-        if not claims and not peer.online:
-            claims = tuple(claim._replace(remembered=True) for claim in before.get(peer.id, ()))
-        if claims:
-            found[peer.id] = claims
-    return found
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _served(peer: str, routes: tuple[str, ...], cluster: tuple[Prefix, ...]) -> tuple[Claim, ...]:
-    found = []
-    for route in routes:
-        with contextlib.suppress(ValueError, OSError):
-            prefix = Prefix.parse(route)
-            if any(one.covers(prefix) for one in cluster):
-                found.append(Claim(prefix, peer))
-    return tuple(found)
-
-
-def plan(
-    claims: Iterable[Claim], own: Sequence[Prefix]
-) -> tuple[AbstractSet[Prefix], tuple[Alarm, ...]]:
-    """Where routes should lead, and what is wrong with the claims.
-
-    All is kept in order: thousands of peers that are walked as they lie in memory, and need not be
-    sorted again, cost a quarter less.
-    """
-    alarms, sound, ours = [], [], tuple(own)
-    for claim in sorted(claims):
-        mine = _overlapped(claim.prefix, ours)
-        if mine is None:
-            sound.append(claim)
-        elif not claim.remembered:
-            alarms.append(
-                Alarm(
-                    "own-cidr",
-                    str(claim.prefix),
-                    ("this node", claim.peer),
-                    f"{claim.peer} serves {claim.prefix}, but {mine} is this node's own: take the "
-                    f"approval of {claim.prefix} from {claim.peer}, or give one of them another",
-                )
-            )
-    dropped, overlaps = _overlaps(sound)
-    wanted = dict.fromkeys(claim.prefix for claim in sound if claim not in dropped).keys()
-    return wanted, (*alarms, *overlaps)
-
-
-@lru_cache(maxsize=2 * REMEMBERED)  # a peer has a prefix of each family
-def _overlapped(prefix: Prefix, own: tuple[Prefix, ...]) -> Optional[Prefix]:
-    return next((one for one in own if one.overlaps(prefix)), None)
-
-
-def _overlaps(in_order: Iterable[Claim]) -> tuple[set[Claim], list[Alarm]]:
-    """Claims of offline peers that a peer has taken over, and alarms for the rest that overlap.
-
-    In order, a prefix stands right after those that cover it: one walk with a stack finds all.
-    """
-    dropped: set[Claim] = set()
-    clashes: dict[Claim, list[Claim]] = {}
-    covering: list[Claim] = []
-    for claim in in_order:
-        while covering and not covering[-1].prefix.covers(claim.prefix):
-            covering.pop()
-        for other in covering:
-            if other.peer == claim.peer:
-                continue
-            if other.remembered != claim.remembered:
-                dropped.add(other if other.remembered else claim)
-            elif not claim.remembered:
-                clashes.setdefault(other, []).append(claim)
-        covering.append(claim)
-    return dropped, [_clash(outer, inner) for outer, inner in clashes.items()]
-
-
-def _clash(outer: Claim, inner: Sequence[Claim]) -> Alarm:
-    names = tuple(dict.fromkeys(claim.peer for claim in inner))
-    first = inner[0]
-    others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
-    return Alarm(
-        "overlap",
-        str(outer.prefix),
-        (outer.peer, *names),
-        f"{outer.peer} serves {outer.prefix}, and {first.peer} serves {first.prefix}{others}: "
-        "pods of one of them cannot be reached; give each node a pod CIDR of its own",
-    )
-
-
 class RouteManager:
     """Keeps the kernel's routes as tailscaled's peers say they should be.
 
@@ -302,12 +197,13 @@ class RouteManager:
         self._on_report = on_report
         self._kernel = RouteSocket()
         self._lock = threading.Lock()
-        self._cluster, self._own = prefixes(mesh.cluster_cidrs), prefixes(mesh.own_cidrs)
+        self._rules = mesh.claim_rules()
         self._gateways, self._sources = packed(mesh.gateways), packed(mesh.sources)
-        self._claims: Optional[dict[str, tuple[Claim, ...]]] = None  # None: not heard of any yet
+        self._peers: Optional[Heard] = None  # None: not heard of any yet
+        self._plan = Plan()
         self._heard: tuple[Condition, ...] = ()
         self._settled: set[object] = set()
-        self._calm: Optional[tuple[_View, tuple[Alarm, ...]]] = None
+        self._calm: Optional[_View] = None
         self._link: Optional[Link] = None
         self._asked_at = 0.0
         self._ask_again_at = 0.0
@@ -327,7 +223,7 @@ class RouteManager:
             try:
                 return self._put_right()
             except (CniError, OSError) as problem:
-                return Report(conditions=(*self._heard, Condition("routes", False, str(problem))))
+                return self._report(conditions=(Condition("routes", False, str(problem)),))
 
     def remove_all(self) -> Report:
         """For the uninstall: nothing of ours is left in the kernel."""
@@ -387,9 +283,9 @@ class RouteManager:
                 problem = f"tailscaled is not running but in the state {status.state}"
                 self._heard = (Condition("tailscale", False, problem),)
                 return
-            claims = claims_of(status.peers, self._cluster, self._claims or {})
-            if claims != self._claims:
-                self._claims, self._calm = claims, None
+            peers = hear(status, self._rules, self._peers.claims if self._peers else {})
+            if peers != self._peers:
+                self._peers, self._calm = peers, None
             missing = [str(one) for one in self.mesh.own_cidrs if str(one) not in status.served]
             self._heard = (
                 Condition("tailscale", True, f"{len(status.peers)} peers"),
@@ -425,15 +321,17 @@ class RouteManager:
         # Before the first pod there is no gateway address, and the kernel would refuse it.
         sources = {f: one for f, one in self._sources.items() if kernel.is_local(one)}
         view = _View(hash(tuple(table)), frozenset(have_rules), link, tuple(sources.items()))
-        if self._calm is not None and self._calm[0] == view:
-            return Report(alarms=self._calm[1], conditions=(*self._heard, *conditions, _ALL_THERE))
+        if self._calm == view:
+            return self._report(conditions=(*conditions, _ALL_THERE))
 
         have = {route.key: route for route in map(read_route, table)}
-        wanted, alarms = self._wanted(have.values())
+        self._plan = self._planned(have.values())
+        wanted = self._plan.wanted
         routes = self._routes(wanted, link, sources) if link is not None and link.up else []
+        blocks = [unreachable_route(prefix) for prefix in self._plan.blocked]
         rules = mesh.rules()
 
-        good = {route.key: route for route in routes}
+        good = {route.key: route for route in (*routes, *blocks)}
         put: list[Entry] = [*sorted(r for key, r in good.items() if have.get(key) != r)]
         put += [rule for rule in rules if rule not in have_rules]
         gone: list[Entry] = [
@@ -449,32 +347,54 @@ class RouteManager:
         refused = {id(failure.request) for failure in failures}
         done = {id(entry) for request, entry in asked if id(request) not in refused}
 
-        self._calm = None if asked else (view, alarms)
+        self._calm = None if asked else view
         before = {key[0] for key in have} | self._settled
-        self._settled = {route.dst for route in routes} | set(rules)
+        self._settled = {route.dst for route in (*routes, *blocks)} | set(rules)
         if not routes:
             self._settled |= wanted
-        return Report(
+        return self._report(
             added=tuple(e for e in put if id(e) in done and _name(e) not in before),
             repaired=tuple(e for e in put if id(e) in done and _name(e) in before),
             removed=tuple(e for e in gone if id(e) in done),
-            alarms=alarms,
             conditions=(
-                *self._heard,
                 *conditions,
                 Condition("routes", False, str(failures[0])) if failures else _ALL_THERE,
             ),
         )
 
-    def _wanted(self, have: Iterable[Route]) -> tuple[AbstractSet[Prefix], tuple[Alarm, ...]]:
+    def _report(
+        self,
+        *,
+        added: tuple[Entry, ...] = (),
+        removed: tuple[Entry, ...] = (),
+        repaired: tuple[Entry, ...] = (),
+        conditions: tuple[Condition, ...],
+    ) -> Report:
+        """With what tailscaled said, and what the claims of its peers are like."""
+        return Report(
+            added,
+            removed,
+            repaired,
+            self._plan.alarms,
+            (*self._heard, *conditions),
+            self._plan.warnings,
+            self._plan.refusals,
+        )
+
+    def _planned(self, have: Iterable[Route]) -> Plan:
         """Until tailscaled has told us of its peers, what is there is what should be."""
-        if self._claims is not None:
-            return plan((one for those in self._claims.values() for one in those), self._own)
-        there = [Claim(route.dst, "") for route in have if _is_marked(route)]
-        sound = [one for one in there if any(c.covers(one.prefix) for c in self._cluster)]
-        return {
-            one.prefix for one in sound if not any(own.overlaps(one.prefix) for own in self._own)
-        }, ()
+        rules = self._rules
+        if self._peers is not None:
+            return plan(self._peers, rules, (route.dst for route in have if _is_tunnel(route)))
+        sound = [
+            route
+            for route in have
+            if _is_marked(route)
+            and any(one.covers(route.dst) for one in rules.cluster)
+            and not any(mine.overlaps(route.dst) for mine in rules.own)
+        ]
+        wanted = {route.dst for route in sound if _is_tunnel(route)}
+        return Plan(wanted, {route.dst for route in sound} - wanted)
 
     def _look_at_link(self) -> tuple[Optional[Link], tuple[Condition, ...]]:
         name = self.mesh.interface
@@ -592,6 +512,10 @@ class RouteManager:
 
 def _is_marked(route: Route) -> bool:
     return route.protocol == RTPROT_HEADCNI
+
+
+def _is_tunnel(route: Route) -> bool:
+    return _is_marked(route) and route.kind != RTN_UNREACHABLE
 
 
 def _name(entry: Entry) -> object:

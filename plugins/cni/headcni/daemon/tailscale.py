@@ -58,7 +58,8 @@ class TailscaleError(CniError):
 class Peer(NamedTuple):
     """A machine of the tailnet. `routes` are the prefixes that tailscaled sends to it, its own
     addresses aside, and `primary` those that the control server says it serves. As text: of
-    thousands of peers a few may concern us."""
+    thousands of peers a few may concern us. `tags` come from the control server, which alone
+    decides who has one."""
 
     id: str
     name: str
@@ -67,6 +68,7 @@ class Peer(NamedTuple):
     online: bool
     expired: bool
     key: str = ""
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Status:
     health: tuple[str, ...]
     peers: tuple[Peer, ...]
     key: str = ""  # "" while logged out
+    tags: tuple[str, ...] = ()  # this node's own
 
     @property
     def running(self) -> bool:
@@ -136,6 +139,7 @@ class LocalApi:
             health=tuple(found.get("Health") or ()),
             peers=tuple(p for p in (found.get("Peer") or {}).values() if isinstance(p, Peer)),
             key=me.key if me.key.partition(":")[2].strip("0") else "",
+            tags=me.tags,
         )
 
     def endpoints(self) -> tuple[str, ...]:
@@ -271,6 +275,7 @@ def _smaller(found: dict[str, Any]) -> Any:
         online=bool(found.get("Online")),
         expired=bool(found.get("Expired")),
         key=str(found["PublicKey"]),
+        tags=tuple(found.get("Tags") or ()),
     )
 
 
