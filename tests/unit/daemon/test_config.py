@@ -105,6 +105,32 @@ def test_times_are_seconds_or_have_a_unit(written, seconds):
     assert read(f"headscale: {{timeout: {written}}}").headscale.timeout == seconds
 
 
+@pytest.mark.parametrize(
+    ("written", "tags"),
+    [
+        ("tag:k8s", ("tag:k8s",)),
+        ("[tag:k8s, tag:edge]", ("tag:k8s", "tag:edge")),
+        ("any", ()),
+        ("[]", ()),
+        ("''", ("tag:headcni",)),
+        ("null", ("tag:headcni",)),
+    ],
+)
+def test_the_tag_of_peers_is_one_or_several_or_any(written, tags):
+    made = read(f"tailscale: {{peerTags: {written}}}")
+    assert made.tailscale.peer_tags == tags
+    assert read(json.dumps(as_dict(made))) == made
+    yaml = YAML(typ="safe", pure=True).load(f"tailscale: {{peerTags: {written}}}")
+    if yaml["tailscale"]["peerTags"] is not None:
+        assert list(jsonschema.Draft7Validator(schema()).iter_errors(yaml)) == []
+
+
+def test_the_lengths_of_nodes_ranges_are_those_of_the_file():
+    made = read("network: {podCIDR: {perNode: '/24,/64', peerSizes: [25, 24, 80]}}")
+    assert config.node_sizes(made) == ((4, 24), (4, 25), (6, 64), (6, 80))
+    assert config.node_sizes(DaemonConfig()) == ()
+
+
 WRONG = [
     ("network: {mtu: '1280'}", "network.mtu", "a number from 576"),
     ("network: {mtu: true}", "network.mtu", "a number from 576"),
@@ -120,6 +146,11 @@ WRONG = [
     ("tailscale: {mode: both}", "tailscale.mode", "host or daemon"),
     ("tailscale: {interfaceName: much-too-long-for-a-link}", "tailscale.interfaceName", "15"),
     ("tailscale: {socket: /run/x.sock}", "tailscale.socket", "keys such as path"),
+    ("tailscale: {peerTags: headcni}", "tailscale.peerTags[0]", "a tag such as tag:headcni"),
+    ("tailscale: {peerTags: [tag:a, 'tag:']}", "tailscale.peerTags[1]", "a tag such as"),
+    ("tailscale: {peerTags: [tag:a, any]}", "tailscale.peerTags[1]", "a tag such as"),
+    ("tailscale: {peerTags: 5}", "tailscale.peerTags", "a list of tags"),
+    ("network: {podCIDR: {peerSizes: [24, 127]}}", "network.podCIDR.peerSizes[1]", "to 126"),
     ("ipam: {strategy: best}", "ipam.strategy", "dense-pack"),
     ("dns: {magicDNS: {enabled: yes}}", "dns.magicDNS.enabled", "true or false"),
     ("dns: {magicDNS: {nameservers: [1.1.1.1, x]}}", "dns.magicDNS.nameservers[1]", "an IP"),

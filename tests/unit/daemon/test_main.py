@@ -10,8 +10,11 @@ from ipaddress import ip_address
 
 import pytest
 
+from headcni.ctl import node
 from headcni.daemon import main
+from headcni.daemon.claims import Alarm, Refusal
 from headcni.daemon.config import parse
+from headcni.daemon.kernel_routes import Prefix
 from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
 from headcni.daemon.monitor import ask
 from headcni.daemon.pod_traffic import cluster_cidrs
@@ -185,6 +188,48 @@ def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
     conditions.fixed = {"store": passes}
     assert not all(one.holds for one in ask(conditions)), "the pass was not over when asked"
     assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]
+
+
+REFUSED = Refusal(Prefix.parse("10.9.128.0/17"), "laptop", "untagged")
+ALARM = Alarm("own-cidr", "10.9.1.0/24", ("this node", "node2"), "node2 serves 10.9.1.0/24")
+WARNING = Alarm("untagged", "10.9.128.0/17", ("laptop",), "laptop has no tag")
+
+
+def test_a_claim_of_a_foreign_device_is_told_and_counted_but_leaves_the_node_ready(daemon, caplog):
+    routes = Condition("routes", True, "")
+    daemon._measure()
+    for _ in range(3):
+        daemon._reported(
+            Report(conditions=(routes,), alarms=(ALARM,), warnings=(WARNING,), refusals=(REFUSED,))
+        )
+    names = [one.name for one in ask(daemon.conditions) if one.name.startswith("alarm")]
+    assert names == []
+    assert caplog.messages.count("laptop has no tag") == 1
+    assert caplog.messages.count("node2 serves 10.9.1.0/24") == 1
+    shown = daemon.metrics.render()[1].decode()
+    assert 'headcni_refused_claims{reason="untagged"} 1.0' in shown
+    assert 'headcni_refused_claims{reason="prefix-length"} 0.0' in shown
+    status = daemon.status()
+    assert [one["message"] for one in status["warnings"]] == ["laptop has no tag"]
+    lines = node.warned(status)
+    assert lines == ["ALARM: node2 serves 10.9.1.0/24", "WARNING: laptop has no tag"]
+
+
+def test_a_node_of_the_mesh_that_has_this_nodes_range_makes_it_unready(daemon):
+    held_back = ALARM._replace(holds_back=True)
+    daemon._reported(Report(conditions=(Condition("routes", True, ""),), alarms=(held_back,)))
+    failed = {one.name: one.reason for one in ask(daemon.conditions) if not one.holds}
+    assert failed["alarm-own-cidr-10.9.1.0/24"] == "node2 serves 10.9.1.0/24"
+    assert node.warned(daemon.status()) == [], "it is among the conditions"
+
+
+def test_the_mesh_takes_its_rules_for_claims_from_the_configuration(tmp_path):
+    more = "tailscale: {peerTags: [tag:k8s]}"
+    config = configured(tmp_path, more)
+    own = config.network.pod_cidr.node_local
+    mesh = main.mesh_of(config, own, cluster_cidrs(config, own), None)
+    rules = mesh.claim_rules()
+    assert (rules.tags, rules.lengths[2], rules.lengths[10]) == (("tag:k8s",), (24,), (64,))
 
 
 @pytest.mark.parametrize("part", ["server", "_upkeep", "firewalls", "routes", "keeper", "pods"])

@@ -349,14 +349,15 @@ def _refusal(those: Sequence[Refusal], checked: bool, rules: Rules) -> Alarm:
             f"{claim}, but {first.other} is this node's own: {back}, or give one of them another",
             holds_back=checked and any(one.prefix in rules.own for one in those),
         )
+    tags = " or ".join(rules.tags)
     said = {
-        UNTAGGED: f"{claim}, without the tag {' or '.join(rules.tags)}, and is refused: {back}, or "
-        "tag it (headscale nodes tag) if it is a node of this cluster",
-        SERVICE_RANGE: f"{claim}, which is in the service range {first.other}, and is refused: "
-        f"{back}",
-        PREFIX_LENGTH: f"{claim}, and is refused, as a node's range is a {first.other}: {back}, or "
-        "list its length in network.podCIDR.peerSizes",
-        OVERLAP: f"{claim}, and is refused, as that overlaps {first.other}: give each node a pod "
-        "CIDR of its own",
+        UNTAGGED: f"{claim} but has no tag {tags}, so it gets no route: {back}, or tag {peer} "
+        "(headscale nodes tag) if it is a node of this cluster",
+        SERVICE_RANGE: f"{claim}, which overlaps the service range {first.other}, so it gets no "
+        f"route: {back}",
+        PREFIX_LENGTH: f"{claim}, but a node's range is a {first.other}, so it gets no route: "
+        f"{back}, or list its length in network.podCIDR.peerSizes",
+        OVERLAP: f"{claim}, which overlaps {first.other}, so it gets no route: give each node a "
+        "pod CIDR of its own",
     }
     return Alarm(first.reason, str(prefix), (peer,), said[first.reason])

@@ -205,7 +205,7 @@ def _tags() -> Kind:
         if texts == ["any"]:
             return ()
         bad = [
-            (f"[{at}]", one, "a tag such as tag:headcni")
+            (f"[{at}]", one, "a tag such as tag:headcni; any stands alone")
             for at, one in enumerate(texts)
             if not isinstance(one, str) or not re.match(f"(?:{_TAG})\\Z", one)
         ]
