@@ -94,3 +94,16 @@ def joined_elsewhere(given: Mapping[str, Any]) -> str:
         return ""
     here = now.login_server or TAILSCALE_INC[-1]
     return "" if same_server(here, wanted["login_server"]) else here
+
+
+def joined_tags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`joined_tags`: what the login server has given the node, and None for a node that has yet to
+    log in there. Of a node that is joined and not running it is not known, and left out."""
+    wanted = ArgumentSpecValidator(SPEC).validate(dict(given)).validated_parameters
+    try:
+        status = read(LocalAPI(wanted["socket"]), patience=0.0).status
+    except LocalAPIError:
+        return {"joined_tags": None}
+    if not status or not status.have_node_key or joined_elsewhere(given):
+        return {"joined_tags": None}
+    return {"joined_tags": list(status.tags)} if status.state == "Running" else {}

@@ -161,6 +161,12 @@ joined_elsewhere:
     that one takes the node out of a tailnet.
   returned: success
   type: str
+joined_tags:
+  description: The tags that the login server has given the node; null if the node has yet to log in
+    to the server of O(join).
+  returned: with O(join), if it is known
+  type: list
+  elements: str
 differs:
   description: Whether anything had to change, or would have to; as C(changed), which a task may
     override.
@@ -173,6 +179,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.node import secrets_o
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import (
     joined_elsewhere,
     joined_key,
+    joined_tags,
     mistakes_of,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation import (
@@ -226,6 +233,7 @@ def main() -> None:
         joined_elsewhere=joined_elsewhere(join) if join else "",
         differs=work.changed,
         diff=work.diffs,
+        **(joined_tags(join) if join else {}),
     )
 
 

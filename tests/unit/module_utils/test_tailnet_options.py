@@ -82,3 +82,40 @@ def test_a_node_in_another_tailnet_is_told_with_its_server(
 def test_nor_of_one_whose_tailscaled_does_not_run(tmp_path):
     given = {"socket": str(tmp_path / "none"), "login_server": SERVER}
     assert tailnet_options.joined_key(given) == tailnet_options.joined_elsewhere(given) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "here", "tags"),
+    [
+        ({"Tags": ["tag:a", "tag:b"]}, SERVER, ["tag:a", "tag:b"]),
+        ({}, SERVER, []),
+        ({"Tags": ["tag:a"]}, "https://other.example.org", None),
+    ],
+)
+def test_the_tags_of_a_joined_node_are_told(monkeypatch, changes, here, tags):
+    found = {**RUNNING, "Self": {**RUNNING["Self"], **changes}}
+    now = Standing(Status.of(found), {"ControlURL": here})
+    monkeypatch.setattr(tailnet_options, "read", lambda *_, **__: now)
+    assert tailnet_options.joined_tags({"login_server": SERVER}) == {"joined_tags": tags}
+
+
+@pytest.mark.parametrize(
+    ("state", "have_key", "told"),
+    [
+        ("Stopped", True, {}),
+        ("Starting", True, {}),
+        ("NeedsLogin", False, {"joined_tags": None}),
+    ],
+)
+def test_the_tags_of_a_joined_node_are_not_known_while_it_is_not_running(
+    monkeypatch, state, have_key, told
+):
+    found = {**RUNNING, "BackendState": state, "HaveNodeKey": have_key}
+    now = Standing(Status.of(found), {"ControlURL": SERVER})
+    monkeypatch.setattr(tailnet_options, "read", lambda *_, **__: now)
+    assert tailnet_options.joined_tags({"login_server": SERVER}) == told
+
+
+def test_a_node_without_a_tailscaled_has_yet_to_log_in(tmp_path):
+    given = {"socket": str(tmp_path / "none"), "login_server": SERVER}
+    assert tailnet_options.joined_tags(given) == {"joined_tags": None}
