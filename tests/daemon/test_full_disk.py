@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,12 +48,19 @@ class Full(Disk):
     reason = "full"
 
     def spoil(self) -> None:
-        number = 0
-        try:
-            for number in itertools.count():  # a file of its own each: not a byte is left over
-                (self.folder / f"ballast{number}").write_bytes(b"\0" * 4096)
-        except OSError:
-            assert number, "it was full before"
+        assert self.fill(), "it was full before"
+
+    def fill(self) -> int:
+        """Again, too: a store that is closed gives back the room of its log."""
+        for number in itertools.count():  # a file of its own each: not a byte is left over
+            try:
+                with tempfile.NamedTemporaryFile(
+                    dir=self.folder, prefix="ballast", delete=False
+                ) as file:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                return number
+        return 0
 
     def mend(self) -> None:
         for file in self.folder.glob("ballast*"):
@@ -65,6 +73,9 @@ class ReadOnly(Disk):
     def spoil(self) -> None:
         """As the kernel does after an I/O error; a remount would wait for the daemon's files."""
         sh("mount", "-o", "remount,ro", self.folder)
+
+    def fill(self) -> int:
+        return 0  # it stays read-only
 
     def mend(self) -> None:
         sh("mount", "-o", "remount,rw", self.folder)
@@ -125,6 +136,26 @@ def test_del_frees_the_node_while_the_disk_takes_no_writes(node, disk, datapath)
     disk.mend()
     node.delete(with_port(conf, 8081), pods[1]).succeeds()
     assert node.is_empty()
+
+
+def test_the_daemon_keeps_no_deleted_store_open(node):
+    """What is open stays on the disk: on a small one there would be no room for a new store."""
+    disk, conf = Full(node.tmp / "data"), node.conf()
+    server = node.start()
+    refused = 0
+    try:
+        for _ in range(5):
+            node.add(conf).succeeds()
+            for file in (node.tmp / "data").glob("headcni.db*"):
+                file.unlink()
+            disk.spoil()
+            refused += sum(node.add(conf).code != 0 for _ in range(5))
+            disk.mend()
+        assert refused
+        open_files = [os.readlink(one) for one in Path(f"/proc/{server.pid}/fd").iterdir()]
+        assert [one for one in open_files if "headcni.db" in one and "deleted" in one] == []
+    finally:
+        disk.remove()
 
 
 @contextmanager
@@ -209,6 +240,7 @@ def test_an_address_whose_release_was_not_recorded_is_free_once_the_disk_is(node
     assert len(given) == 5
     disk.spoil()
     node.delete(conf, pods[0]).succeeds()
+    disk.fill()
     assert node.add(conf).error
     disk.mend()
     again = node.pod()
@@ -247,6 +279,7 @@ def test_add_and_status_name_the_disk_and_what_to_do(node, disk):
     error = node.add(conf).error
     assert error["code"] == errors.STORE
     assert disk.reason in error["details"] and str(disk.folder) in error["details"]
+    disk.fill()
     error = node.call("STATUS", conf).error
     assert error["code"] == errors.NOT_AVAILABLE
     assert disk.reason in error["details"] and str(disk.folder) in error["details"]

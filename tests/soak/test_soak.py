@@ -50,6 +50,13 @@ def everywhere(fleet: Fleet, command: str) -> dict[str, str]:
     return {node: fleet.lab.on(node, command, check=False) for node in NODES}
 
 
+def await_pods(fleet: Fleet) -> None:
+    """Nothing stands in the way of new pods any more, so each node must get some."""
+    count = "import json; print(len(json.load(open('/run/soak/pods.json'))))"
+    for node in NODES:
+        fleet.lab.wait(node, f'test "$(python3 -c "{count}")" -ge 2', seconds=60)
+
+
 def pause(fleet: Fleet) -> None:
     everywhere(fleet, "touch /run/soak/pause")
     for node in NODES:
@@ -109,6 +116,7 @@ def test_pods_come_and_go_and_nothing_is_lost_or_left(fleet, capsys):
             deleted = True
             time.sleep(5)
         everywhere(fleet, "while systemctl is-active -q filler; do sleep 0.5; done")
+        await_pods(fleet)
         pause(fleet)
         count, failed = unreached(fleet)
         rounds, asked = rounds + 1, asked + count

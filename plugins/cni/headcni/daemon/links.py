@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from typing import Callable
 
 from .. import buried
@@ -18,7 +19,7 @@ class LinkRemover:
 
     def __init__(
         self,
-        store: Callable[[str], Store],
+        store: Callable[[str], AbstractContextManager[Store]],
         drop_store: Callable[[str], None],
         log: Callable[[str], None],
     ) -> None:
@@ -68,8 +69,8 @@ class LinkRemover:
 
     def _finish(self, folder: str) -> bool:
         try:
-            with Netlink() as kernel:
-                buried.finish(self._store(folder), kernel)
+            with self._store(folder) as store, Netlink() as kernel:
+                buried.finish(store, kernel)
         except (CniError, OSError) as problem:
             if str(problem) != self._said:
                 self._said = str(problem)

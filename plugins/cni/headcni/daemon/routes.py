@@ -157,7 +157,8 @@ def own_network_rules() -> list[Rule]:
 
 def put_own_networks_first(kernel: RouteSocket) -> list[Rule]:
     """Add what is missing of these rules; what that was."""
-    missing = [rule for rule in own_network_rules() if rule not in kernel.rules()]
+    have = kernel.rules()
+    missing = [rule for rule in own_network_rules() if rule not in have]
     failures = kernel.send([add_rule(rule) for rule in missing])
     if failures:
         raise failures[0]

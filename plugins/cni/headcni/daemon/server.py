@@ -92,7 +92,7 @@ class CniServer:
         self._log = log
         self._home = os.readlink(NETNS)
         self._stores = _Stores()
-        self._links = LinkRemover(self._stores.get, self._stores.drop, log)
+        self._links = LinkRemover(self._stores.using, self._stores.drop, log)
         self._stores.opened = self._links.wake  # a daemon that was killed may have left tombstones
         self._calls = _Calls(self._serve)
         self._door = _Door(socket_path, self._take, log)
@@ -100,9 +100,9 @@ class CniServer:
     def start(self) -> None:
         """Listen. OSError if the socket cannot be made, or another daemon has it."""
         try:
-            store = self._stores.get(self._data_dir)
-            if store.is_unverified():
-                recover(store)  # before the first pod waits for it
+            with self._stores.using(self._data_dir) as store:
+                if store.is_unverified():
+                    recover(store)  # before the first pod waits for it
         except CniError as problem:  # each call will say so, and the daemon has other work, too
             self._log(f'msg="the store cannot be used" error="{problem}"')
         self._door.open()
@@ -251,7 +251,8 @@ class CniServer:
     def _opened(self, data_dir: str) -> Iterator[Store]:
         """The store that is open already; after a failure that may be its own, not again."""
         try:
-            yield self._stores.get(data_dir)
+            with self._stores.using(data_dir) as store:
+                yield store
         except Exception as problem:
             if not isinstance(problem, CniError) or problem.code == STORE:
                 self._stores.drop(data_dir)
@@ -481,34 +482,55 @@ class _Worker:
 
 
 class _Stores:
-    """The stores in use, kept open: one, on a node with one network."""
+    """The stores in use, kept open: one, on a node with one network.
+
+    A store that is dropped is closed as soon as its last user is done. Python would close it some
+    time later, and until then the kernel keeps a deleted database on the disk: on a small one there
+    would be no room for the new one.
+    """
 
     def __init__(self) -> None:
         self.opened: Callable[[str], None] = lambda _unused: None  # told of each folder
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
+        self._users: dict[Store, int] = {}
 
-    def get(self, data_dir: str) -> Store:
+    @contextmanager
+    def using(self, data_dir: str) -> Iterator[Store]:
         with self._lock:
             store = self._open.get(data_dir)
             if store is None:
                 store = Store.in_directory(data_dir)
                 while len(self._open) >= STORES_KEPT:
-                    del self._open[next(iter(self._open))]
+                    self._forget(next(iter(self._open)))
                 self._open[data_dir] = store
                 self.opened(data_dir)
-            return store
+            self._users[store] = self._users.get(store, 0) + 1
+        try:
+            yield store
+        finally:
+            with self._lock:
+                self._users[store] -= 1
+                if not self._users[store]:
+                    del self._users[store]
+                    if self._open.get(data_dir) is not store:
+                        store.close()
 
     def drop(self, data_dir: str) -> None:
-        """Have it opened anew; it closes by itself when the last call lets go of it."""
+        """Have it opened anew."""
         with self._lock:
-            self._open.pop(data_dir, None)
+            if data_dir in self._open:
+                self._forget(data_dir)
 
     def close(self) -> None:
         with self._lock:
-            for store in self._open.values():
-                store.close()
-            self._open.clear()
+            for data_dir in list(self._open):
+                self._forget(data_dir)
+
+    def _forget(self, data_dir: str) -> None:
+        store = self._open.pop(data_dir)
+        if store not in self._users:
+            store.close()
 
 
 class _Incoming:
