@@ -11,9 +11,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Tuple
 
 from . import toml_reader
 
@@ -30,6 +31,9 @@ _CRI_SECTION = {
     2: "io.containerd.grpc.v1.cri",
     3: "io.containerd.cri.v1.runtime",
 }
+
+
+File = Tuple[str, Mapping[str, Any]]  # its path and content
 
 
 class Runtime(NamedTuple):
@@ -123,7 +127,7 @@ def _differences(one: Runtime, bin_dirs: Sequence[str], conf_dir: str, network: 
             "HeadCNI: start every server with --flannel-backend=none --disable-network-policy, "
             f"and move the nodes as {MIGRATION} says"
         ]
-    where = f" ({one.source})" if one.source else ""
+    where = f" ({one.source or 'by its own default'})"
     wrong = []
     if not {*map(_same, one.bin_dirs)} & {*map(_same, bin_dirs)}:
         line = ", ".join((*bin_dirs, one.bin_dirs[0].rstrip("/")))
@@ -200,27 +204,23 @@ def _parent_and_start(folder: str, proc: str) -> tuple[str, float]:
 def _containerd(process: Process, root: str) -> Runtime:
     path, name = _containerd_config(process)
     files, unread = _containerd_files(path, root)
-    notes = [*unread, *_changed_since(process, name, [one for one, _unused in files], root)]
-    main = files[0][1] if files else {}
-    version = main.get("version", 1)
-    bin_dirs, conf_dir, source = BIN_DIRS, CONF_DIR, ""
-    socket = process.option("-a", "--address") or "/run/containerd/containerd.sock"
-    disabled: set[str] = set()
+    found, read = _looks(files), files
     certain = not unread
-    for file, content in files:
-        number = content.get("version", version)
-        section = _CRI_SECTION.get(number if isinstance(number, int) else 0, _CRI_SECTION[3])
-        cri = _table(content, "plugins", section)
-        cni = _table(cri, "cni")
-        if source and cri and not cni and number != 3:
+    for at, (_unused, content) in enumerate(files):
+        cri = _cri(content, _version(files))
+        if cri and "cni" not in cri and _looks(files[:at])[2] and _version(files) < 3:
             # containerd 1 replaces the whole section by the imported one, containerd 2 merges them.
             certain = False
-        dirs = _texts(cni.get("bin_dirs")) or _texts(cni.get("bin_dir"))
-        bin_dirs, source = (dirs, file) if dirs else (bin_dirs, source)
-        conf = _texts(cni.get("conf_dir"))
-        conf_dir, source = (conf[0], file) if conf else (conf_dir, source)
-        socket = "".join(_texts(_table(content, "grpc").get("address"))[:1]) or socket
-        disabled |= {*_texts(content.get("disabled_plugins"))}
+    merged = _merged(process, path, root) if name == "containerd" else None
+    if merged is not None:
+        # It knows its own defaults, too: that of Debian 13 looks in /usr/lib/cni by itself.
+        files, unread, certain = [(path, merged)], [], True
+        bin_dirs, conf_dir, _unused = _looks(files)
+        found = bin_dirs, conf_dir, found[2] if found[:2] == (bin_dirs, conf_dir) else ""
+    notes = [*unread, *_changed_since(process, name, read, root)]
+    disabled = {
+        one for _unused, content in files for one in _texts(content.get("disabled_plugins"))
+    }
     off = bool(disabled & {*_CRI_SECTION.values()})
     if off:
         notes.append(
@@ -228,12 +228,57 @@ def _containerd(process: Process, root: str) -> Runtime:
             "as Docker's package has it), so kubelet cannot start pods by it: take cri out of that "
             "list and restart containerd, unless it only serves Docker"
         )
+    addresses = [_texts(_table(content, "grpc").get("address"))[:1] for _unused, content in files]
+    socket = process.option("-a", "--address") or "".join(next(filter(None, addresses[::-1]), ()))
+    bin_dirs, conf_dir, source = found
     return Runtime(
-        *(name, source, bin_dirs, conf_dir, _socket(socket)),
+        *(name, source, bin_dirs, conf_dir, _socket(socket or "/run/containerd/containerd.sock")),
         serves_pods=not off,
         certain=certain,
         notes=tuple(notes),
     )
+
+
+def _looks(files: Sequence[File]) -> tuple[tuple[str, ...], str, str]:
+    """The plugin directories and the networks' one by these files, and which of them says so."""
+    bin_dirs, conf_dir, source = BIN_DIRS, CONF_DIR, ""
+    for file, content in files:
+        cni = _table(_cri(content, _version(files)), "cni")
+        dirs = _texts(cni.get("bin_dirs")) or _texts(cni.get("bin_dir"))
+        conf = _texts(cni.get("conf_dir"))
+        bin_dirs, conf_dir = dirs or bin_dirs, conf[0] if conf else conf_dir
+        source = file if dirs or conf else source
+    return bin_dirs, conf_dir, source
+
+
+def _cri(content: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+    """The runtime's own settings; an imported file has its version or else the first file's."""
+    return _table(content, "plugins", _CRI_SECTION[_version([("", content)], version)])
+
+
+def _version(files: Sequence[File], default: int = 1) -> int:
+    found = files[0][1].get("version", default) if files else default
+    return found if found in _CRI_SECTION else max(_CRI_SECTION)
+
+
+def _merged(process: Process, path: str, root: str) -> Mapping[str, Any] | None:
+    """The whole configuration as the very program that runs puts it together; None if it does not
+    say. Nothing is started or changed by asking."""
+    program = os.path.join(_at(root, "/proc"), str(process.pid), "exe")
+    command = ["containerd", "--config", _at(root, path), "config", "dump"]
+    try:
+        done = subprocess.run(
+            command,
+            executable=program,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return toml_reader.parse(done.stdout) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, toml_reader.TomlError):
+        return None
 
 
 def _containerd_config(process: Process) -> tuple[str, str]:
@@ -247,11 +292,9 @@ def _containerd_config(process: Process) -> tuple[str, str]:
     return given or "/etc/containerd/config.toml", "containerd"
 
 
-def _containerd_files(
-    path: str, root: str
-) -> tuple[list[tuple[str, Mapping[str, Any]]], list[str]]:
+def _containerd_files(path: str, root: str) -> tuple[list[File], list[str]]:
     """The configuration and what it imports, in the order in which later ones win."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    found: list[File] = []
     notes: list[str] = []
     waiting, seen = [path], set()
     while waiting:
@@ -284,7 +327,7 @@ def _crio(process: Process, root: str) -> Runtime:
             content, problem = _toml(path, root)
             unread += [problem] if problem else []
             files += [(path, content)] if content is not None else []
-    notes = [*unread, *_changed_since(process, "CRI-O", [path for path, _unused in files], root)]
+    notes = [*unread, *_changed_since(process, "CRI-O", files, root)]
     bin_dirs, conf_dir, source, network = BIN_DIRS, CONF_DIR, "", ""
     socket = "/run/crio/crio.sock"
     for path, content in files:
@@ -321,9 +364,9 @@ def _toml(path: str, root: str) -> tuple[Mapping[str, Any] | None, str]:
         return None, f"container runtime: {path} cannot be read ({problem}), {unknown}"
 
 
-def _changed_since(process: Process, name: str, paths: Sequence[str], root: str) -> list[str]:
+def _changed_since(process: Process, name: str, files: Sequence[File], root: str) -> list[str]:
     changed = []
-    for path in paths:
+    for path, _unused in files:
         with suppress(OSError):
             if process.started and os.stat(_at(root, path)).st_mtime > process.started + 1:
                 changed.append(path)

@@ -101,7 +101,7 @@ def test_imported_files_are_followed_and_the_last_wins(root):
     assert (found.bin_dirs, found.conf_dir, found.certain) == (("/b",), "/c", True)
 
 
-def test_an_imported_section_that_containerd_1_and_2_merge_differently_does_not_stop(root):
+def test_an_imported_section_that_some_versions_merge_and_others_replace_does_not_stop(root):
     root.process("containerd")
     root.file(CONFIG, f'imports = ["/etc/nvidia.toml"]\n{DEBIAN}')
     root.file(
