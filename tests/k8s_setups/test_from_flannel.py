@@ -151,7 +151,10 @@ def test_the_cluster_ran_on_flannel(moved):
 
 def test_site_yml_refuses_a_node_whose_pods_are_flannels(moved):
     assert moved["refused"].code != 0
-    assert "which this node reaches by cni0" in moved["refused"].failures("node2")
+    said = moved["refused"].failures("node2")
+    assert "which this node reaches by cni0, which is flannel's" in said
+    assert "k3s runs its own flannel" in said and "--flannel-backend=none" in said
+    assert "docs/k3s.md#from-flannel" in said
 
 
 def test_pods_of_a_moved_node_and_of_one_that_is_not_talk(moved):

@@ -82,3 +82,22 @@ def test_nor_is_it_where_another_option_is_wrong():
     with pytest.raises(Failed) as failed:
         run("tailscale_install", version="x", environment={"P": "http://me:hunter22@proxy"})
     assert "hunter22" not in str(failed.value.result)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"state": "absent"}, "the package tailscale, which is not removed here: remove it with"),
+        ({**RIGHT, "service": "none"}, "the package tailscale, which would put it back"),
+    ],
+)
+def test_the_files_of_a_package_that_only_its_manager_may_change_stay(monkeypatch, options, said):
+    """As on Arch, where pacman has them."""
+    utils = "ansible_collections.headcni.mesh.plugins.module_utils"
+    monkeypatch.setattr(f"{utils}.tailscale_installation.installed_version", lambda: "1.98.1")
+    monkeypatch.setattr(
+        f"{utils}.package_owner._MANAGERS", (("/bin/sh", ("-c", "echo tailscale"), str),)
+    )
+    monkeypatch.setattr(f"{utils}.tailscale_packages.read_os_release", lambda: {"ID": "arch"})
+    with pytest.raises(Failed, match=said):
+        run("tailscale_install", True, **options)
