@@ -40,6 +40,14 @@ def shown(prefixes) -> set[str]:
     return set(map(str, prefixes))
 
 
+@pytest.mark.parametrize("claimed", ["10.2.0.0/23", "10.2.0.0/25", "10.2.0.9/32", "fd44:0:2::/63"])
+def test_even_a_node_may_only_have_a_range_of_a_nodes_length(claimed):
+    found = planned(peer("node", claimed, "10.3.0.0/24"))
+    assert shown(found.wanted) == {"10.3.0.0/24"}
+    assert [one.reason for one in found.refusals] == ["prefix-length"]
+    assert "but a node's range is a /" in found.warnings[0].message
+
+
 SEVERAL = {"sizes": ((4, 24), (4, 25))}
 
 
@@ -134,8 +142,9 @@ def test_the_service_range_may_lie_in_the_cluster_range_and_is_kept_free():
 def test_a_flood_of_claims_makes_few_alarms_and_a_bounded_number_of_routes():
     nodes = [peer(f"node{i}", f"10.2.{i}.0/24") for i in range(40)]
     flood = [f"10.2.{i % 40}.{i // 40 % 256}/32" for i in range(40 * 256)]
-    greedy = [peer(f"greedy{i}", *flood, tags=()) for i in range(MOST_ALARMS + 10)]
-    found = planned(*nodes, *greedy)
+    greedy = peer("greedy", *flood, tags=())
+    others = [peer(f"other{i}", f"10.2.1.{i}/32", tags=()) for i in range(MOST_ALARMS + 9)]
+    found = planned(*nodes, greedy, *others)
     assert len(found.wanted) == 40
     assert len(found.blocked) == MOST_BLOCKED
     assert len(found.warnings) == MOST_ALARMS + 1
