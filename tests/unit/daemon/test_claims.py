@@ -118,6 +118,8 @@ def test_only_a_node_that_serves_our_very_own_range_holds_us_back(tagged):
         assert any(alarm.holds_back for alarm in found.alarms) == held
         assert not any(alarm.holds_back for alarm in found.warnings)
         assert found.refusals
+    found = planned(peer("thief", "10.1.0.0/25", "10.1.0.0/24", tags=tags))
+    assert (found.alarms or found.warnings)[0].prefix == "10.1.0.0/24"
 
 
 def test_where_no_tag_is_asked_for_nobody_can_hold_us_back():

@@ -336,7 +336,7 @@ def _unchecked(rules: Rules) -> Alarm:
 
 def _refusal(those: Sequence[Refusal], checked: bool, rules: Rules) -> Alarm:
     """One alarm for all that a peer is refused for one reason."""
-    first = those[0]
+    first = min(those, key=lambda one: one.prefix not in rules.own)
     peer, prefix = first.peer, first.prefix
     more = f" and {len(those) - 1} more" if len(those) > 1 else ""
     claim = f"{peer} serves {prefix}{more}"
@@ -347,7 +347,7 @@ def _refusal(those: Sequence[Refusal], checked: bool, rules: Rules) -> Alarm:
             str(prefix),
             ("this node", peer),
             f"{claim}, but {first.other} is this node's own: {back}, or give one of them another",
-            holds_back=checked and any(one.prefix in rules.own for one in those),
+            holds_back=checked and prefix in rules.own,
         )
     tags = " or ".join(rules.tags)
     said = {
