@@ -240,6 +240,14 @@ class Sample:
         return self.last, True
 
 
+class NoQueue:
+    """For what a worker shows while it works, such as the items of a loop. The thread that reads
+    the real queue would look for tasks that are done by then, and die of it."""
+
+    def send_callback(self, *_unused: Any, **_also: Any) -> None:
+        pass
+
+
 class StrategyModule(Linear):
     def __init__(self, tqm: Any) -> None:
         super().__init__(tqm)
@@ -295,7 +303,7 @@ class StrategyModule(Linear):
                 play_context,
                 self._loader,
                 plugin_loader.get_plugin_loader_namespace(),
-                self._final_q,
+                NoQueue(),
                 self._variable_manager,
             ).run()
         result = _RawTaskResult(host, task, made, own.dump_attrs())
