@@ -326,6 +326,8 @@ class Headscale:
         except HeadscaleError as problem:
             if "policy not found" in str(problem):
                 return Policy("")
+            if 'reading policy from path ""' in str(problem):
+                return Policy("", in_file=True)  # policy.mode: file without a file: no policy
             raise
         # Only the database knows when it was changed.
         return Policy(str(found.get("policy") or ""), not found.get("updatedAt"))

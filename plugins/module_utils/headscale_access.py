@@ -77,6 +77,17 @@ class Verdict:
             return UNKNOWN
         return MISSING if self.missing else ALLOWED
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "status": self.status,
+            "missing": list(self.missing),
+            "unjudged": list(self.unjudged),
+            "notes": list(self.notes),
+            "form": self.form,
+            "rule": dict(self.rule),
+            "remedy": self.remedy,
+        }
+
     @property
     def remedy(self) -> str:
         """The rule to add, in one line to paste from."""

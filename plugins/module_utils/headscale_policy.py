@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What is to be in Headscale's policy for routes to be approved by themselves.
+"""What must be in Headscale's policy: approvals of routes, and the rule that pods need.
 
 Only what is asked for is added or taken away; the rest of the policy is somebody else's. Headscale
 does not mind the case of a policy's keys, so neither does this.
@@ -19,6 +19,12 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     REFUSED,
     HeadscaleError,
     check_tags,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_access import (
+    Mesh,
+    Network,
+    Verdict,
+    rule_for,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.hujson import Document, HujsonError
 
@@ -73,12 +79,23 @@ def _names(given: Any, place: str, mistakes: list[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def merge(text: str, routes: Lists, tag_owners: Lists, *, allow_all: bool = False) -> Merged:
+def merge(
+    text: str,
+    routes: Lists,
+    tag_owners: Lists,
+    *,
+    allow_all: bool = False,
+    pods: Optional[Verdict] = None,
+) -> Merged:
     """The policy with these in it. `allow_all`: a policy that is made anew keeps all traffic
-    allowed, as it was without one."""
+    allowed, as it was without one. `pods`: what the policy as it is does for them."""
     edit = _Edit(text)
     if allow_all and not edit.data:
         edit.put(("acls",), ALLOW_ALL)
+    if pods is not None and pods.missing:
+        edit.append(pods.form, dict(pods.rule))
+        for tag in pods.tag_owners:
+            edit.extend(("tagOwners",), tag, ())
     for cidr, approvers in routes.items():
         edit.extend(("autoApprovers", "routes"), cidr, approvers, _same_network)
     needed = {name for names in routes.values() for name in names if name.startswith("tag:")}
@@ -90,15 +107,70 @@ def merge(text: str, routes: Lists, tag_owners: Lists, *, allow_all: bool = Fals
     return edit.result()
 
 
-def withdraw(text: str, routes: Lists, tag_owners: Lists) -> Merged:
+def withdraw(text: str, routes: Lists, tag_owners: Lists, pods: Optional[Mesh] = None) -> Merged:
     """The policy without these. An entry goes when nothing of it is left, and a tag only if no
     other part of the policy has it."""
     edit = _Edit(text)
+    if pods is not None:
+        for form in ("acls", "grants"):
+            edit.remove(form, rule_for(pods, form))
     for cidr, approvers in routes.items():
         edit.reduce(("autoApprovers", "routes"), cidr, approvers, _same_network)
     for tag, owners in tag_owners.items():
         edit.reduce(("tagOwners",), tag, owners, keep=edit.mentions(tag))
     return edit.result()
+
+
+def mesh_spec() -> dict[str, Any]:
+    """The options of modules that judge a policy for pods."""
+    return {
+        "pod_ranges": {"type": "list", "elements": "str", "default": []},
+        "node_pod_ranges": {"type": "list", "elements": "str", "default": []},
+        "nodes": {"type": "list", "elements": "str", "default": ["tag:headcni"]},
+    }
+
+
+def parse_mesh(given: Mapping[str, Any]) -> Mesh:
+    """These options, with each mistake named."""
+    mistakes: list[str] = []
+    nodes = given["nodes"]
+    tags = [name for name in nodes if name.startswith("tag:")]
+    users = [name for name in nodes if not name.startswith("tag:")]
+    if not nodes or len(users) > 1 or (users and tags) or "" in users:
+        mistakes.append(f"nodes: {nodes!r}, expected the nodes' tags, or one user")
+    try:
+        check_tags("nodes", tags)
+    except HeadscaleError as problem:
+        mistakes.append(str(problem))
+    networks: dict[str, list[Network]] = {"pod_ranges": [], "node_pod_ranges": []}
+    for option, found in networks.items():
+        for cidr in given[option]:
+            try:
+                found.append(ip_network(cidr))
+            except ValueError as wrong:
+                mistakes.append(
+                    f"{option}: {cidr!r}, expected a CIDR such as 10.244.0.0/16 ({wrong})"
+                )
+    if mistakes:
+        raise HeadscaleError(OPTION, "; ".join(mistakes))
+    return Mesh(
+        tuple(networks["pod_ranges"]),
+        tuple(tags),
+        "".join(users),
+        tuple(networks["node_pod_ranges"]),
+    )
+
+
+def with_tests(text: str, mesh: Mesh) -> str:
+    """The policy with tests for Headscale to run: a pod of each range reaches another."""
+    edit = _Edit(text)
+    for network in mesh.ranges:
+        first = network[0] if network.num_addresses == 1 else network[1]
+        last = network[-1] if network.num_addresses < 3 else network[-2]
+        target = f"{last}:443" if network.version == 4 else f"[{last}]:443"
+        for protocol in ("tcp", "udp"):
+            edit.append("tests", {"src": str(first), "proto": protocol, "accept": [target]})
+    return edit.result().text
 
 
 def tags_of(text: str) -> set[str]:
@@ -130,6 +202,34 @@ class _Edit:
             inner = inner[key]
         inner[path[-1]] = copy.deepcopy(data)
         self._on_text(Document.put, path, data)
+
+    def append(self, name: str, item: Any) -> None:
+        """Add an item to a list at the top of the policy."""
+        path = self.spelled((name,))
+        if self.data.get(path[0]) is None:
+            self.put(path, [item])
+            return
+        self._top_list(path).append(copy.deepcopy(item))
+        self._on_text(Document.append, path, item)
+
+    def remove(self, name: str, item: Any) -> None:
+        """Take an item away from a list at the top of the policy, if it is there as it was added.
+
+        The list stays, even if it is empty: without it everything would be allowed.
+        """
+        path = self.spelled((name,))
+        if self.data.get(path[0]) is None or item not in self._top_list(path):
+            return
+        self._top_list(path).remove(item)
+        self._on_text(Document.drop, path, item)
+
+    def _top_list(self, path: Sequence[str]) -> list[Any]:
+        held = self.data[path[0]]
+        if not isinstance(held, list):
+            raise HeadscaleError(
+                REFUSED, f"Headscale's policy has no list at {path[0]}: correct it first"
+            )
+        return held
 
     def extend(
         self,

@@ -154,6 +154,10 @@ class Document:
                 for key, value in data.items()
             )
             return "{" + ",".join(members) + f"\n{indent}}}"
+        if isinstance(data, list) and any(isinstance(item, dict) for item in data):
+            inner = indent + self._step()
+            items = (f"\n{inner}{self._written(item, inner)}" for item in data)
+            return "[" + ",".join(items) + f"\n{indent}]"
         return json.dumps(data, ensure_ascii=False)
 
     def _indent_within(self, parent: Value) -> str:

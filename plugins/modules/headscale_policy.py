@@ -6,7 +6,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_policy
-short_description: Let a Headscale server approve routes by itself
+short_description: Merge route approvals and the rule for pods into Headscale's policy
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
@@ -14,6 +14,8 @@ description:
   - Merges entries of C(autoApprovers.routes), and the C(tagOwners) that they need, into the policy
     of a Headscale server. For fleets that scale themselves; otherwise
     M(headcni.mesh.headscale_routes) approves less.
+  - Adds the one rule that pods need to reach each other, if the policy does not allow it already
+    (O(pod_ranges)). M(headcni.mesh.headscale_policy_info) judges a policy without changing it.
   - The rest of the policy stays as it is, with its comments and its layout. Should an entry have no
     place in the text, the policy is written anew without comments, and a warning says so.
   - What Headscale has approved it does not take back when the policy changes.
@@ -32,25 +34,53 @@ options:
       - Tags that O(routes) names, and the policy does not have, are added with an empty list.
     type: dict
     default: {}
+  pod_ranges:
+    description:
+      - The ranges that pods get their addresses from, such as V(10.244.0.0/16). The policy must let
+        pods in these ranges reach each other by TCP and UDP on all ports.
+      - If it does not, a rule is added to C(acls), or to C(grants) if the policy has only those,
+        and O(nodes) to C(tagOwners) if the rule needs that.
+    type: list
+    elements: str
+    default: []
+  node_pod_ranges:
+    description:
+      - The ranges that the present nodes have for their pods, if those of all nodes are known. A
+        policy that names all of these is enough.
+    type: list
+    elements: str
+    default: []
+  nodes:
+    description:
+      - The tags of the nodes, or the user they belong to if they have no tags.
+    type: list
+    elements: str
+    default: [tag:headcni]
   state:
     description:
       - V(absent) takes away the given approvers and owners, and no others.
       - An entry with none left goes, but a tag stays while another part of the policy has it.
+      - With O(pod_ranges), V(absent) removes the rule as this module writes it, and no other.
     type: str
     choices: [present, absent]
     default: present
 attributes:
   check_mode:
     support: full
-    details: From Headscale 0.29 on, the server judges what would be written.
+    details: From Headscale 0.29 on, the server checks what would be written.
   diff_mode:
     support: full
 extends_documentation_fragment:
   - headcni.mesh.headscale
 notes:
+  - From Headscale 0.29 on, the server checks the policy and runs its C(tests) before it is written,
+    together with tests of our own that a pod reaches another. If any fails, the former policy
+    stays.
+  - After writing, the policy is read again and compared.
   - The server must keep its policy in the database (C(policy.mode=database)). If it keeps it in a
     file, and something is missing there, the error says what.
 seealso:
+  - module: headcni.mesh.headscale_policy_info
   - module: headcni.mesh.headscale_routes
 """
 
@@ -66,6 +96,14 @@ EXAMPLES = r"""
       tag:k8s: [headcni@]
   delegate_to: localhost
   run_once: true
+
+- name: Let pods reach each other
+  headcni.mesh.headscale_policy:
+    pod_ranges:
+      - 10.244.0.0/16
+      - fd44::/48
+    nodes: [tag:headcni]
+  diff: true
 
 - name: Do so no longer
   headcni.mesh.headscale_policy:
@@ -83,10 +121,18 @@ comments_lost:
   description: Whether the policy had to be written anew, without its comments.
   returned: success
   type: bool
+pods:
+  description:
+    - How RV(policy) is judged, as M(headcni.mesh.headscale_policy_info#module) returns it.
+  returned: O(pod_ranges) is given and O(state=present)
+  type: dict
 """
+
+from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
+    REFUSED,
     UNSUPPORTED,
     Headscale,
     HeadscaleError,
@@ -94,10 +140,14 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     connection_spec,
     fail,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_access import Mesh, judge
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import (
     Merged,
     merge,
+    mesh_spec,
     parse,
+    parse_mesh,
+    with_tests,
     withdraw,
 )
 
@@ -106,27 +156,31 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **connection_spec(),
+            **mesh_spec(),
             "routes": {"type": "dict", "default": {}},
             "tag_owners": {"type": "dict", "default": {}},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
-        required_one_of=[("routes", "tag_owners")],
+        required_one_of=[("routes", "tag_owners", "pod_ranges")],
         supports_check_mode=True,
     )
+    given = module.params
+    found = {}
     try:
         server = connect(module)
-        routes, owners = parse(module.params["routes"], module.params["tag_owners"])
+        routes, owners = parse(given["routes"], given["tag_owners"])
+        mesh = parse_mesh(given) if given["pod_ranges"] else None
         held = server.policy()
-        if module.params["state"] == "absent":
-            merged = withdraw(held.text, routes, owners)
+        if given["state"] == "absent":
+            merged, added = withdraw(held.text, routes, owners, mesh), None
         else:
-            # Up to 0.26, a policy without rules lets nothing through.
-            made_anew = not held.text.strip() and server.version().number < (0, 27)
-            merged = merge(held.text, routes, owners, allow_all=made_anew)
+            merged, added = _merged(server, held.text, routes, owners, mesh)
         if merged.changed:
             if held.in_file:
                 raise _in_file(merged)
-            _write(server, merged, module.check_mode)
+            _write(server, merged, added, module.check_mode)
+        if mesh is not None and given["state"] == "present":
+            found["pods"] = judge(merged.text, server.version().number, mesh).as_dict()
     except HeadscaleError as problem:
         fail(module, problem)
     if merged.comments_lost:
@@ -136,19 +190,39 @@ def main() -> None:
         policy=merged.text,
         comments_lost=merged.comments_lost,
         diff={"before": held.text, "after": merged.text if merged.changed else held.text},
+        **found,
     )
 
 
-def _write(server: Headscale, merged: Merged, check_mode: bool) -> None:
+def _merged(
+    server: Headscale, text: str, routes: dict, owners: dict, mesh: Optional[Mesh]
+) -> tuple[Merged, Optional[Mesh]]:
+    """The policy to be, and the mesh if a rule for its pods was added."""
+    verdict = judge(text, server.version().number, mesh) if mesh is not None else None
+    # Up to 0.26, a policy without rules lets nothing through.
+    made_anew = not text.strip() and server.version().number < (0, 27)
+    merged = merge(text, routes, owners, allow_all=made_anew, pods=verdict)
+    return merged, mesh if verdict is not None and verdict.missing else None
+
+
+def _write(server: Headscale, merged: Merged, added: Optional[Mesh], check_mode: bool) -> None:
     try:
+        if added is not None:
+            server.check_policy(with_tests(merged.text, added))
+        server.check_policy(merged.text)
         if check_mode:
-            server.check_policy(merged.text)
-        else:
-            server.set_policy(merged.text)
+            return
+        server.set_policy(merged.text)
     except HeadscaleError as problem:
         if "update is disabled" in str(problem):
             raise _in_file(merged) from None
         raise
+    if server.policy().text != merged.text:
+        raise HeadscaleError(
+            REFUSED,
+            "Headscale has another policy than the one just written: somebody else may have "
+            "changed it at the same moment; run this again",
+        )
 
 
 def _in_file(merged: Merged) -> HeadscaleError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,119 @@ def test_the_policy_is_set_if_it_is_asked_for(playbook, headscale):
     assert changes(playbook.ok("policy")) == 1
     assert changes(playbook.ok("policy")) == 0
     assert "10.77.0.0/16" in headscale.policy
+
+
+OFFICE = """\
+{
+  // Only the office.
+  "acls": [
+    {"action": "accept", "src": ["192.168.0.0/16"], "dst": ["192.168.0.0/16:*"]}, // and no pods
+  ],
+}
+"""
+NOTES = [{"debug": {"msg": "noted <{{ headscale_routes_notes | default('nothing at all') }}>"}}]
+
+
+@pytest.fixture
+def clustered(joined, headscale) -> Iterator[Playbook]:
+    """Its preflight has found the cluster's ranges, too."""
+    for host in joined.hosts.values():
+        host["headcni_node_preflight"]["cluster_cidrs"] = ["10.244.0.0/16", "fd44::/48"]
+    yield joined
+    headscale.ask("PUT", "policy", {"policy": ALL_ALLOWED})
+
+
+ALL_ALLOWED = '{"acls": [{"action": "accept", "src": ["*"], "dst": ["*:*"]}]}'
+
+
+def test_preflight_stops_every_host_if_the_policy_cuts_pods_off_and_names_the_rule(
+    clustered, headscale
+):
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    done = clustered.run("preflight", then=NOTES)
+    said = " ".join((done.stdout + done.stderr).split())
+    for host in clustered.hosts:
+        assert f"fatal: [{host}]: FAILED!" in said
+    assert "headscale_routes_policy: check, and Headscale's policy cuts pods off: no rule" in said
+    assert "no rule lets 10.244.0.0/16 reach 10.244.0.0/16; no rule lets fd44::/48" in said
+    assert "Say headscale_routes_policy: merge, or add to" in said
+    recap = [line for line in done.stdout.splitlines() if "failed=" in line]
+    assert len(recap) == 3 and all("failed=1" in line for line in recap)
+    assert "noted" not in said
+    assert headscale.policy == OFFICE
+
+
+def test_preflight_passes_a_policy_that_lets_pods_through_and_has_nothing_to_note(
+    clustered, headscale
+):
+    headscale.ask("PUT", "policy", {"policy": ALL_ALLOWED})
+    said = clustered.ok("preflight", then=NOTES)
+    assert said.count("noted <[]>") == 3 and changes(said) == 0
+
+
+def test_preflight_asks_once_for_the_policy_of_all_hosts(clustered, headscale):
+    headscale.ask("PUT", "policy", {"policy": ALL_ALLOWED})
+    said = clustered.ok("preflight", options=("-v",))
+    assert said.count('"in_file": false') == 1
+
+
+def test_the_policy_is_not_looked_at_if_that_is_asked_for(clustered, headscale):
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    clustered.vars["headscale_routes_policy"] = "ignore"
+    assert "noted <nothing at all>" in clustered.ok("preflight", "policy", then=NOTES)
+    assert headscale.policy == OFFICE
+
+
+def test_a_policy_that_could_not_be_judged_is_noted_and_stops_nobody(clustered, headscale):
+    steered = """{
+      "tagOwners": {"tag:router": []},
+      "grants": [
+        {"src": ["*"], "dst": ["*"], "ip": ["*"]},
+        {"src": ["*"], "dst": ["10.244.0.0/16"], "ip": ["*"], "via": ["tag:router"]},
+      ],
+    }"""
+    headscale.ask("PUT", "policy", {"policy": steered})
+    said = " ".join(clustered.ok("preflight", then=NOTES).split())
+    assert "policy could not be judged for pods (grants[1] could not be judged: it sends" in said
+    assert "If pods do not reach those of other nodes, add to" in said
+
+
+def test_merge_adds_the_rule_once_with_a_diff_and_keeps_the_comments(clustered, headscale):
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    clustered.vars["headscale_routes_policy"] = "merge"
+    predicted = clustered.ok("preflight", "policy", options=("--check", "--diff"))
+    assert (changes(predicted), headscale.policy) == (1, OFFICE)
+    done = clustered.ok("preflight", "policy", options=("--diff",))
+    assert changes(done) == 1
+    for said in (predicted, done):
+        assert '+      "src": ["tag:headcni", "10.244.0.0/16", "fd44::/48"]' in said
+    assert set(OFFICE.splitlines()) < set(headscale.policy.splitlines())
+    again = clustered.ok("preflight", "policy", then=NOTES)
+    assert changes(again) == 0 and "noted <[]>" in again
+    clustered.vars["headscale_routes_policy"] = "check"
+    clustered.ok("preflight")
+
+
+def test_nodes_without_tags_are_let_through_as_their_users(clustered, headscale):
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    clustered.vars.update(headscale_routes_policy="merge", headscale_routes_tags=[])
+    clustered.ok("preflight", "policy")
+    assert '"headcni@:*"' in headscale.policy
+
+
+def test_without_pod_ranges_there_is_nothing_to_judge(playbook, headscale):
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    for mode in ("check", "merge"):
+        playbook.vars["headscale_routes_policy"] = mode
+        assert changes(playbook.ok("preflight", "policy")) == 0
+    headscale.ask("PUT", "policy", {"policy": ALL_ALLOWED})
+
+
+def test_a_word_that_is_no_choice_is_refused(playbook):
+    playbook.vars["headscale_routes_policy"] = "mrege"
+    assert "value of headscale_routes_policy must be one of: check, merge, ignore" in (
+        playbook.fails("preflight")
+    )
 
 
 def test_become_and_the_nodes_own_python_do_not_reach_the_controller(joined):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from ipaddress import ip_network
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import headscale_policy
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import HeadscaleError
+from ansible_collections.headcni.mesh.plugins.module_utils.headscale_access import (
+    Mesh,
+    judge,
+    rule_for,
+)
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import (
+    Merged,
     merge,
     parse,
     tags_of,
@@ -57,6 +64,59 @@ def test_a_second_merge_changes_nothing():
 def test_what_was_added_goes_again_and_the_text_is_as_before():
     owners = {"tag:k8s": []}
     assert withdraw(merge(POLICY, ROUTES, owners).text, ROUTES, owners).text == POLICY
+
+
+PODS = Mesh((ip_network("10.244.0.0/16"), ip_network("fd44::/48")), ("tag:k8s",))
+
+
+def with_pods(text: str) -> Merged:
+    return merge(text, {}, {}, pods=judge(text, (0, 29), PODS))
+
+
+def test_the_rule_for_pods_is_added_once_and_every_line_that_was_there_stays():
+    merged = with_pods(POLICY)
+    assert (merged.changed, merged.comments_lost) == (True, False)
+    kept = set(POLICY.splitlines()) - {POLICY.splitlines()[-2]}  # its list is on one line
+    assert kept < set(merged.text.splitlines())
+    data = read(merged.text).data
+    assert data["acls"] == [read(POLICY).data["acls"][0], rule_for(PODS, "acls")]
+    assert data["tagOwners"] == {"tag:web": ["ann@"], "tag:k8s": []}
+    assert not with_pods(merged.text).changed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"acls": []}',
+        '{\n  "Acls": [\n    // none so far\n  ],\n}\n',
+        '{"grants": [{"src": ["ann@"], "dst": ["*"], "ip": ["*"]}]}',
+        POLICY,
+    ],
+)
+def test_the_rule_for_pods_goes_again_and_the_text_is_as_before(text):
+    merged = with_pods(text)
+    assert judge(merged.text, (0, 29), PODS).status == "allowed"
+    gone = withdraw(merged.text, {}, {"tag:k8s": []}, PODS)
+    assert not gone.comments_lost
+    expected = {"tagOwners": {}, **read(text).data}
+    assert {"tagOwners": {}, **read(gone.text).data} == expected
+    assert not withdraw(gone.text, {}, {}, PODS).changed
+
+
+def test_the_last_rule_leaves_an_empty_list_because_without_it_all_would_be_allowed():
+    merged = with_pods('{"acls": []}')
+    assert read(withdraw(merged.text, {}, {}, PODS).text).data["acls"] == []
+
+
+def test_a_policy_that_lets_pods_through_gets_no_rule():
+    for text in ("", "{}", '{"acls": [{"action": "accept", "src": ["*"], "dst": ["*:*"]}]}'):
+        assert not with_pods(text).changed
+
+
+def test_a_new_list_of_rules_is_written_one_rule_below_the_other():
+    verdict = judge("{}", (0, 26), PODS)
+    text = merge('{\n  "tagOwners": {"tag:k8s": []},\n}\n', {}, {}, pods=verdict).text
+    assert '  "acls": [\n    {\n      "action": "accept",\n' in text
 
 
 def test_a_tag_that_an_approver_needs_is_added_with_no_owners():
