@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 
 import pytest
-from firewalled_nodes import CONTAINER_PORT, NODES, Fleet, Seen
+from firewalled_nodes import CONTAINER_PORT, NODES, SITE, Fleet, Seen
 from lab_command import CHECKOUT, LabCommand
 from site_run import Site
 
@@ -23,9 +23,7 @@ def fleet() -> Iterator[Fleet]:
     """Nodes that nobody has touched."""
     lab = LabCommand("firewalls", limit=600)
     lab("up", "--nodes", str(len(NODES)))
-    # Docker's package brings Debian's containerd, which looks into the second one.
-    given = {"headcni_node_cni_bin_dirs": ["/opt/cni/bin", "/usr/lib/cni"]}
-    made = Fleet(lab, Site(lab, given))
+    made = Fleet(lab, Site(lab, SITE))
     for machine in ("control", *NODES):
         lab.on(machine, "mkdir -p /var/empty")
         made.serve(machine)

@@ -12,7 +12,7 @@ import subprocess
 import time
 
 import pytest
-from firewalled_nodes import FIREWALLS, Fleet
+from firewalled_nodes import FIREWALLS, SITE, Fleet
 from lab_command import CHECKOUT, LabCommand
 from site_run import Site
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(SECONDS + 1800)
 def fleet():
     lab = LabCommand("soak", limit=600)
     lab("up", "--nodes", str(len(NODES)))
-    made = Fleet(lab, Site(lab))
+    made = Fleet(lab, Site(lab, SITE))
     for node in NODES:
         made.turn_on(node)
         # The store has a small disk of its own, which can be filled.

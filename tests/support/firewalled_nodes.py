@@ -31,6 +31,8 @@ TURN_ON = {
     "node4": "iptables-nft -P FORWARD DROP && ip6tables-nft -P FORWARD DROP",
     "node5": "iptables-legacy -P FORWARD DROP && ip6tables-legacy -P FORWARD DROP",
 }
+# Docker's package brings Debian's containerd, which looks into the second one.
+SITE = {"headcni_node_cni_bin_dirs": ["/opt/cni/bin", "/usr/lib/cni"]}
 SERVE = "systemd-run -q --unit={unit} {where} python3 -m http.server --bind :: -d /var/empty {port}"
 
 
