@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ansible.executor.process.worker import TaskExecutor, _RawTaskResult, _task
@@ -221,22 +222,27 @@ runtime_release.check_config = lambda *_unused: []
 
 
 class Sample:
-    """Work that is done for some hosts of a task, and what it took them."""
+    """Work that is done for some hosts of a task, and what it took each of them."""
 
     def __init__(self) -> None:
-        self.count, self.seconds, self.reads, self.last = 0, 0.0, 0.0, None
+        self.seconds: list[float] = []
+        self.reads: list[int] = []
+        self.last: Any = None
+        self._typical = (0.0, 0.0)
 
     def take(self, work: Callable[[], Any], always: bool = False) -> tuple[Any, bool]:
-        """What comes of it, and whether it was done."""
-        if self.count >= SAMPLE and not always:
-            COSTS.add(self.seconds / self.count, self.reads / self.count)
+        """What comes of it, and whether it was done. The median counts for those it is not done
+        for: a collection of garbage in one of a few hosts would count for all of them."""
+        if len(self.seconds) >= SAMPLE and not always:
+            COSTS.add(*self._typical)
             return self.last, False
         began, before = COSTS.since()
         self.last = work()
         ended, after = COSTS.since()
-        self.count += 1
-        self.seconds += ended - began
-        self.reads += after - before
+        self.seconds.append(ended - began)
+        self.reads.append(after - before)
+        if len(self.seconds) == SAMPLE:
+            self._typical = (median(self.seconds), median(self.reads))
         return self.last, True
 
 
