@@ -132,6 +132,7 @@ MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "headcni_kubernetes_identity": identity,
     "headscale_info": lambda host, _: {"version": "0.29.2", "users": [], "nodes": []},
     "headscale_node": lambda host, _: {"problems": {}},
+    "headscale_policy_info": lambda host, _: {"pods": {"status": "allowed"}},
     "headscale_preauth_key": lambda host, _: {"key": "hskey-auth-x"},
     "headscale_routes": approved,
     "headscale_user": lambda host, _: {},
