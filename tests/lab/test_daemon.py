@@ -279,5 +279,6 @@ def test_every_measure_moves(approving, pods):
         "headcni_scrape_errors",
         "headcni_cni_calls",
         "headcni_links_to_delete",
+        "headcni_refused_claims",  # tests/daemon/test_claims.py has some
         "headcni_kubernetes_request_duration_seconds",
     }
