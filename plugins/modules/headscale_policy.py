@@ -123,7 +123,7 @@ comments_lost:
   type: bool
 pods:
   description:
-    - How RV(policy) is judged, as M(headcni.mesh.headscale_policy_info#module) returns it.
+    - How RV(policy) is judged, as M(headcni.mesh.headscale_policy_info) returns it.
   returned: O(pod_ranges) is given and O(state=present)
   type: dict
 """

@@ -501,8 +501,8 @@ class _Stores:
             store = self._open.get(data_dir)
             if store is None:
                 store = Store.in_directory(data_dir)
-                while len(self._open) >= STORES_KEPT:
-                    self._forget(next(iter(self._open)))
+                for oldest in list(self._open)[: 1 - STORES_KEPT]:
+                    self._forget(oldest)
                 self._open[data_dir] = store
                 self.opened(data_dir)
             self._users[store] = self._users.get(store, 0) + 1
