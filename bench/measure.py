@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean, quantiles, stdev
 from typing import Any
 
 Timings = dict[str, list[float]]
@@ -84,6 +84,12 @@ def ratio_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
     ratio = fmean(ours) / fmean(theirs)
     apart = [mine - ratio * other for mine, other in zip(ours, theirs)]
     return stdev(apart) / len(apart) ** 0.5 / fmean(theirs)
+
+
+def median_error(values: Sequence[float]) -> float:
+    """One standard error of the median, from the middle half: outliers do not count."""
+    quarters = quantiles(values, n=4)
+    return 1.2533 * (quarters[2] - quarters[0]) / 1.349 / len(values) ** 0.5
 
 
 def timed(work: Callable[[], Any]) -> float:

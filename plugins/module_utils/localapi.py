@@ -17,7 +17,9 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, Iterator, NamedTuple
 from urllib.parse import quote
 
-SOCKET = "/run/tailscale/tailscaled.sock"
+from .modes import SOCKETS
+
+SOCKET = SOCKETS["host"]
 HOST = "local-tailscaled.sock"  # any other Host is refused
 ANSWER_SECONDS = 10.0
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from . import node, node_config
 from .filelock import lock
 
-MODES = ("host", "daemon")
 NOTE = "/var/lib/headcni/switch.json"
 NEXT = f"{node_config.PATH}.next"
 PREVIOUS = f"{node_config.PATH}.previous"
@@ -29,7 +28,6 @@ LOCK = "/run/headcni-switch.lock"
 LOCK_SECONDS = 120.0
 DAEMON = "headcni-daemon.service"
 COMMAND = os.path.join(node_config.RELEASE, "bin", "headcnictl")
-SOCKETS = {"host": "/run/tailscale/tailscaled.sock", "daemon": "/run/headcni/tailscaled.sock"}
 
 
 class SwitchError(Exception):
@@ -42,10 +40,6 @@ class Note(NamedTuple):
     left: str
     to: str
     keys: Mapping[str, str]
-
-
-def other(mode: str) -> str:
-    return "daemon" if mode == "host" else "host"
 
 
 @contextmanager

@@ -27,14 +27,14 @@ _DIRECTORIES = ("/etc/cni/net.d", "/var/lib/cni", "/etc/netns")
 SWITCHES = ("RouteAll", "NoSNAT", "CorpDNS", "Hostname")
 
 
-def remember(directories: Iterable[str], path: str = PATH) -> None:
-    """Once: what is there already counts."""
+def remember(directories: Iterable[str], socket: str = SOCKET, path: str = PATH) -> None:
+    """Once: what is there already counts. The socket is that of the node's own tailscaled."""
     if os.path.exists(path):
         return
     found = {
         "sysctls": dict(_sysctls()),
         "missing": sorted(set(_missing((*_DIRECTORIES, *directories)))),
-        "tailscale": _tailscale(),
+        "tailscale": _tailscale(socket),
     }
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     _write(found, path)
@@ -138,9 +138,9 @@ def _missing(directories: Iterable[str]) -> Iterator[str]:
             directory = os.path.dirname(directory)
 
 
-def _tailscale() -> dict[str, Any]:
+def _tailscale(socket: str) -> dict[str, Any]:
     """Of the node's own tailscaled, if it has joined a tailnet: then it is somebody's."""
-    api = LocalAPI(SOCKET)
+    api = LocalAPI(socket)
     try:
         if not api.status().have_node_key:
             return {"joined": False}
@@ -148,4 +148,9 @@ def _tailscale() -> dict[str, Any]:
     except LocalAPIError:
         return {"joined": False}
     kept = {name: prefs.get(name) for name in (*SWITCHES, "ControlURL")}
-    return {"joined": True, "prefs": kept, "turned": {}}
+    return {"joined": True, "prefs": kept, "turned": {}, "socket": socket}
+
+
+def own_socket(before: Mapping[str, Any]) -> str:
+    """Where the node's own tailscaled answered. A note of an older release does not say it."""
+    return str((before.get("tailscale") or {}).get("socket") or SOCKET)

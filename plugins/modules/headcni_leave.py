@@ -121,13 +121,13 @@ import subprocess
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     mode_switch,
+    modes,
     node,
     node_baseline,
     node_config,
     node_release,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
-    SOCKET,
     LocalAPI,
     LocalAPIError,
 )
@@ -293,7 +293,7 @@ def left(module: AnsibleModule) -> dict:
         config = mode_switch.configuration()
         mode, cidrs = mode_switch.mode_of(config), config["network"]["podCIDR"]["nodeLocal"]
         with mode_switch.alone() as handle:  # what a switch that was cut off has left
-            mode_switch.ctl(handle, "drop", mode_switch.other(mode))
+            mode_switch.ctl(handle, "drop", modes.other(mode))
         done += ctl("leave", *(["--keep-pods"] if users else [])).splitlines()
     done += stop(TAILSCALED, dry)
     done += free_pods(given["network"], cidrs)
@@ -391,7 +391,7 @@ def put_prefs_back(before: dict) -> list[str]:
     was = (before.get("tailscale") or {}).get("prefs")
     if not was:
         return []
-    api = LocalAPI(SOCKET)
+    api = LocalAPI(node_baseline.own_socket(before))
     try:
         now = api.prefs()
     except LocalAPIError:

@@ -104,7 +104,12 @@ targets:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    mode_switch,
+    modes,
+    node,
+    node_config,
+)
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 STATES = ("settled", "begun", "prepared", "moved", "dropped", "finished")
@@ -113,7 +118,7 @@ STATES = ("settled", "begun", "prepared", "moved", "dropped", "finished")
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "mode": {"choices": list(mode_switch.MODES), "required": True},
+            "mode": {"choices": list(modes.MODES), "required": True},
             "state": {"choices": list(STATES), "default": "settled"},
             "keys": {"type": "dict", "default": {}, "no_log": False},
             "forget": {"type": "bool", "default": False},
@@ -178,7 +183,7 @@ def targets(config: dict) -> list[dict]:
     """Nobody, if the tailscaled in charge does not say whom there is."""
     if not config:
         return []
-    path = config["tailscale"]["socket"]["path"] or mode_switch.SOCKETS[mode_switch.mode_of(config)]
+    path = config["tailscale"]["socket"]["path"] or modes.SOCKETS[mode_switch.mode_of(config)]
     try:
         status = LocalAPI(path).raw_status(peers=True)
     except LocalAPIError:
@@ -189,7 +194,7 @@ def targets(config: dict) -> list[dict]:
 def begin(wanted: str, mode: str, keys: dict, dry: bool) -> str:
     known = mode_switch.read_note()
     merged = {**(known.keys if known else {}), **{k: v for k, v in keys.items() if v}}
-    left = mode if mode != wanted else mode_switch.other(wanted)
+    left = mode if mode != wanted else modes.other(wanted)
     note = mode_switch.Note(left, wanted, merged)
     if known == note:
         return ""
@@ -203,7 +208,7 @@ def drop(handle: int, wanted: str, mode: str, dry: bool) -> str:
         raise mode_switch.SwitchError(f"the node is in {mode} mode, not in {wanted}: move it first")
     if dry:
         return "would be dropped"
-    said = mode_switch.ctl(handle, "drop", mode_switch.other(wanted))
+    said = mode_switch.ctl(handle, "drop", modes.other(wanted))
     return "" if said == "nothing was there" else said
 
 

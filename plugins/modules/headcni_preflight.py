@@ -599,7 +599,7 @@ def names(config: dict, given: dict) -> list[str]:
     if tailscale.get("mode") == "daemon" and is_bridge:
         wrong.append(
             f"interface: {mesh} is there and is a bridge: "
-            "choose another name by headcni_node_interface"
+            "choose another name by tailscale.interfaceName in headcni_node_extra_config"
         )
     return wrong
 

@@ -72,6 +72,13 @@ options:
     description: How many releases stay on the node, the current one and the one before it included.
     type: int
     default: 3
+  tailscale_socket:
+    description:
+      - Where the node's own tailscaled answers. The first installation notes its prefs, so that
+        removing HeadCNI can turn back what was changed of them.
+    type: path
+    default: /run/tailscale/tailscaled.sock
+    version_added: 0.2.0
 attributes:
   check_mode:
     support: full
@@ -133,6 +140,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
+    modes,
     node,
     node_baseline,
     node_release,
@@ -160,6 +168,7 @@ def main() -> None:
                 "default": list(node_release.PLUGIN_DIRS),
             },
             "keep": {"type": "int", "default": 3},
+            "tailscale_socket": {"type": "path", "default": modes.SOCKETS["host"]},
         },
         supports_check_mode=True,
     )
@@ -209,7 +218,9 @@ def present(module: AnsibleModule) -> dict:
     loopback = node_release.loopback_of(wanted, release)
     node_release.arrange(release, wanted, node_release.Steps(), dry=True)  # obstacles first
     if before is None and not dry:
-        node_baseline.remember((*wanted.bin_dirs, wanted.command_dir))
+        node_baseline.remember(
+            (*wanted.bin_dirs, wanted.command_dir), module.params["tailscale_socket"]
+        )
     if before != release and not dry:
         node_release.switch(release)
     units = node_release.arrange(release, wanted, steps, dry=dry)

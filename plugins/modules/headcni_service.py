@@ -103,12 +103,16 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils import (
+    modes,
+    monitor,
+    node,
+    node_config,
+)
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 ENVIRONMENT = "/etc/default/headcni-tailscaled"
 UNIT_DIR = "/etc/systemd/system"
-TAILSCALED_SOCKET = "/run/headcni/tailscaled.sock"
 POLL_SECONDS = 0.25
 LIVES = 3  # a service that has ended so often will not stay up
 
@@ -313,7 +317,7 @@ def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
 def wait_until_it_answers(name: str, seconds: float) -> None:
     """systemd hears from tailscaled that it is ready before it has a TUN and a firewall: without
     them it ends, and is started again and again."""
-    api = LocalAPI(TAILSCALED_SOCKET, timeout=3.0)
+    api = LocalAPI(modes.SOCKETS["daemon"], timeout=3.0)
     deadline = time.monotonic() + seconds
     lives: list[int] = []  # the processes that it was
     while True:

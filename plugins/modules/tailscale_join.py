@@ -156,10 +156,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import node_baseline
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
-    SOCKET,
     LocalAPI,
     LocalAPIError,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.modes import SOCKETS
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (
     Joining,
     Plan,
@@ -205,7 +205,7 @@ def main() -> None:
         put_off = bool(plan.login) and wanted["login"] == "later"
         if not module.check_mode and not put_off:
             refuse_what_cannot_be(now, plan, wanted)
-            if wanted["socket"] == SOCKET:
+            if wanted["socket"] != SOCKETS["daemon"]:
                 node_baseline.note_turned(plan.edits)
             status = Joining(api, wanted["timeout"], module.log).carry_out(
                 plan, wanted["auth_key"].strip()

@@ -322,9 +322,8 @@ def another_server(cluster, elsewhere):
 
     given = {
         "headcni_yes": True,
-        "tailscale_login_server": elsewhere.url,
-        "headscale_routes_url": elsewhere.url,
-        "headscale_routes_api_key": other,
+        "headcni_headscale_url": elsewhere.url,
+        "headcni_headscale_api_key": other,
         "headcni_former_url": here,
         "headcni_former_api_key": key,
     }

@@ -122,9 +122,8 @@ def test_another_pod_cidr_is_refused_while_pods_run_and_reached_afterwards(clust
 def test_all_nodes_move_to_another_server_and_back(cluster, elsewhere):
     key = elsewhere.command("apikeys", "create").strip().splitlines()[-1]
     there = {
-        "tailscale_login_server": elsewhere.url,
-        "headscale_routes_url": elsewhere.url,
-        "headscale_routes_api_key": key,
+        "headcni_headscale_url": elsewhere.url,
+        "headcni_headscale_api_key": key,
     }
     refused = cluster.run("move_server", check=False, **there)
     assert refused.code != 0 and "Say -e headcni_yes=true" in refused.output

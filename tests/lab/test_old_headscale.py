@@ -34,7 +34,7 @@ def site():
     )
     command.wait("control", "test -S /run/headscale/headscale.sock")
     key = command.on("control", "/opt/headscale apikeys create --expiration 1h").split()[-1]
-    yield Site(command, {"headscale_routes_api_key": key})
+    yield Site(command, {"headcni_headscale_api_key": key})
     command("down")
     assert_nothing_left(before, command.listing())
 

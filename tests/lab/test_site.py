@@ -79,7 +79,7 @@ def test_the_pre_auth_key_is_neither_shown_nor_left_on_a_node(site, first):
 def test_a_second_run_changes_nothing_in_few_tasks_and_asks_headscale_for_all_at_once(site, first):
     url = site.lab.inventory()["lab"]["vars"]["lab_headscale_url"]
     with headscale_proxy(url) as headscale:
-        again = site(headscale_routes_url=headscale.url)
+        again = site(headcni_headscale_url=headscale.url, tailscale_login_server=url)
     assert again.counted("changed") == dict.fromkeys(NODES, 0)
     for node in NODES:
         assert 0 < len(again.modules(node)) <= ALL_MODULES, again.modules(node)
@@ -250,7 +250,7 @@ WRONG = [
     ({"headcni_node_conflist_file": "headcni.yaml"}, "'headcni.yaml' is not a file name"),
     ({"headcni_node_release_keep": 1}, "keep: 1, expected 2 or more"),
     ({"tailscale_hostname": "node_1"}, "hostname: 'node_1' is no host name"),
-    ({"headscale_routes_api_key": "wrong"}, "api_key"),
+    ({"headcni_headscale_api_key": "wrong"}, "api_key"),
 ]
 
 

@@ -24,8 +24,8 @@ class Playbook:
         self.home, self.server = home, server
         self.hosts: dict[str, dict[str, Any]] = {"alpha": {}, "beta": {}, "gamma": {}}
         self.vars: dict[str, Any] = {
-            "headscale_routes_url": server.url,
-            "headscale_routes_api_key": server.key,
+            "headcni_headscale_url": server.url,
+            "headcni_headscale_api_key": server.key,
         }
 
     def run(self, *entries: str, options: tuple[str, ...] = (), **how: Any) -> Any:
@@ -104,9 +104,9 @@ def test_preflight_passes_and_changes_nothing(playbook):
 
 
 def test_preflight_stops_every_host_with_the_reason(playbook):
-    playbook.vars["headscale_routes_api_key"] = "hskey-api-000000000000-wrong"
+    playbook.vars["headcni_headscale_api_key"] = "hskey-api-000000000000-wrong"
     assert "api_key: Headscale at" in playbook.fails("preflight")
-    playbook.vars["headscale_routes_url"] = "http://127.0.0.1:9"
+    playbook.vars["headcni_headscale_url"] = "http://127.0.0.1:9"
     said = playbook.fails("preflight")
     assert "cannot be reached: Connection refused" in said
     assert "PLAY RECAP" in said and "unreachable=0" in said
@@ -132,9 +132,9 @@ def test_why_there_is_no_key_is_told_though_the_key_is_not(joined):
 
 
 def test_what_is_missing_is_named_before_anything_is_asked(playbook):
-    del playbook.vars["headscale_routes_url"]
+    del playbook.vars["headcni_headscale_url"]
     said = playbook.fails("approve")
-    assert "headscale_routes_url" in said
+    assert "headcni_headscale_url" in said
 
 
 def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
@@ -403,7 +403,7 @@ def leaving(joined, **keeps: bool) -> None:
                 "keep_identity": keep,
             }
         ]
-    joined.vars["headscale_routes_leaving"] = (
+    joined.vars["_headscale_routes_leaving"] = (
         "{{ ansible_play_batch | map('extract', hostvars, 'leaves') | flatten }}"
     )
 
@@ -414,12 +414,12 @@ def test_identities_are_withdrawn_with_one_listing_for_all_hosts(joined, headsca
     assert changes(joined.ok("withdraw", options=("--check",))) == 2
     assert set(headscale.nodes) == {"alpha", "beta", "gamma"}
     with headscale_proxy(headscale.url) as proxy:
-        joined.vars["headscale_routes_url"] = proxy.url
+        joined.vars["headcni_headscale_url"] = proxy.url
         assert changes(joined.ok("withdraw")) == 2
         # One for the routes, one for the identities.
         assert len(proxy.asked("GET", "/api/v1/node")) == 2
     assert (set(headscale.nodes), headscale.approved("alpha")) == ({"alpha"}, set())
-    joined.vars["headscale_routes_url"] = headscale.url
+    joined.vars["headcni_headscale_url"] = headscale.url
     assert changes(joined.ok("withdraw")) == 0
 
 

@@ -20,11 +20,10 @@ def output(tmp_path_factory) -> str:
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
-        "tailscale_login_server": NOWHERE,
         "tailscale_method": "files",
         "tailscale_files_dir": "/nonexistent",
-        "headscale_routes_url": NOWHERE,
-        "headscale_routes_api_key": "none",
+        "headcni_headscale_url": NOWHERE,
+        "headcni_headscale_api_key": "none",
         "headscale_routes_notes": ["the policy lets no pod through"],
         "headcni_node_pod_cidr": "10.91.1.0/24",
         "headcni_node_cni_bin_dirs": ["/opt/cni/bin"],

@@ -15,7 +15,7 @@ from tailscale_site import NEWER
 PLAY = """\
 - hosts: headcni
   gather_facts: false
-  vars: {tailscale_preflight_holds: true}
+  vars: {_tailscale_preflight_holds: true}
   tasks:
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: preflight}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: install}

@@ -34,9 +34,8 @@ def measured(
         home = Path(folder)
         common = {
             "ansible_connection": "local",
-            "headscale_routes_url": "http://192.0.2.1",
-            "headscale_routes_api_key": "hskey-api-x",
-            "tailscale_login_server": "http://192.0.2.1",
+            "headcni_headscale_url": "http://192.0.2.1",
+            "headcni_headscale_api_key": "hskey-api-x",
             "headcni_node_cluster_cidr": ["10.0.0.0/8"],
         }
         names = {f"node{number}": {} for number in range(1, hosts + 1)}

@@ -22,6 +22,7 @@ from lab.layout import Lab
 
 NODES = ("node1", "node2")
 PORT = 8080
+LOOKS_OFTEN = {"daemon": {"reconcileInterval": "10s"}}
 SERVE = f"mkdir -p /www; hostname > /www/index.html; exec httpd -f -p {PORT} -h /www"
 
 
@@ -94,7 +95,7 @@ class Cluster(LabCommand):
 
     def site(self, **given: Any) -> Site:
         """site.yml and its neighbours, with a daemon that looks more often than it need."""
-        return Site(self, {"headcni_node_reconcile_interval": "10s", **given})
+        return Site(self, {"headcni_node_extra_config": LOOKS_OFTEN, **given})
 
     def get(self, *words: str) -> Any:
         """An object as it is, or nothing."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any, Mapping, Optional, Tuple, Union
 
+from .modes import SOCKETS
+
 Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]
 
@@ -132,7 +134,7 @@ class NetworkConfig:
     cluster_cidrs: Tuple[Network, ...] = ()
     service_cidrs: Tuple[Network, ...] = ()
     headscale_url: str = ""
-    tailscale_socket: str = "/var/run/tailscale/tailscaled.sock"
+    tailscale_socket: str = SOCKETS["host"]
     dns: Dns = Dns()
     mac: str = ""
     port_mappings: Tuple[PortMapping, ...] = ()

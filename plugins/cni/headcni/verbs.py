@@ -40,10 +40,10 @@ from .ipam.config import ROUTE_KEYS
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, Lease, LeasedAddress, NetworkConfig, Owner, PodRef, Route
+from .modes import LINKS
 from .shim import HAND_OVER_SECONDS, MAGIC
 from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 
-MESH_LINKS = {"host": "tailscale0", "daemon": "headcni01"}
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
 TRIES = 3  # for what a link that is still to be deleted may stand in the way of
 
@@ -522,7 +522,7 @@ def _require_mesh(node: Node, network: NetworkConfig) -> None:
     are evicted. So an interface that was there, and is gone for moments only, is not missing: a
     tailscaled that restarts takes its interface along. When it went is kept in the store, as most
     calls of STATUS are processes of their own."""
-    mesh, now = MESH_LINKS[network.mode], time.clock_gettime(time.CLOCK_BOOTTIME)
+    mesh, now = LINKS[network.mode], time.clock_gettime(time.CLOCK_BOOTTIME)
     seen = node.store.mesh_seen(mesh)
     if node.kernel.index(mesh):
         if seen != PRESENT:

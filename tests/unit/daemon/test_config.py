@@ -66,7 +66,7 @@ def mistakes(text: str) -> dict[str, tuple[Any, str]]:
 
 def test_an_empty_file_has_every_default():
     assert read("") == read("---\n# nothing yet\n") == read("logging:\n") == DaemonConfig()
-    assert DaemonConfig().tailscale.socket_path == "/var/run/tailscale/tailscaled.sock"
+    assert DaemonConfig().tailscale.socket_path == "/run/tailscale/tailscaled.sock"
     assert DaemonConfig().tailscale.interface == "tailscale0"
 
 

@@ -10,9 +10,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 RIGHT = {
-    "tailscale_preflight_holds": True,
+    "groups": {},
+    "_tailscale_preflight_holds": True,
     "tailscale_preflight": {"differs": False, "tarball": "", "node_key": "nodekey:01"},
-    "headcni_node_preflight_holds": True,
+    "_headcni_node_preflight_holds": True,
     "headcni_node_preflight": {"settled": ["release", "config", "conflist"]},
 }
 
@@ -30,7 +31,7 @@ def value(role: str, name: str, **given: Any) -> Any:
 
 
 def test_a_node_that_is_right_is_passed_over():
-    assert value("tailscale", "_tailscale_preflight_holds") is True
+    assert value("tailscale", "_tailscale_may_skip") is True
     assert value("tailscale", "_tailscale_is_joined") is True
     assert value("headcni_node", "_headcni_node_arranged") is True
 
@@ -38,25 +39,25 @@ def test_a_node_that_is_right_is_passed_over():
 @pytest.mark.parametrize(
     "given",
     [
-        {"tailscale_preflight_holds": False},
+        {"_tailscale_preflight_holds": False},
         {"tailscale_preflight": {"failed": True}},
         # What a repository has by now, a node that may not refresh its lists cannot know.
         {"tailscale_method": "package", "tailscale_version": "latest"},
     ],
 )
 def test_tailscale_is_looked_after_where_preflight_could_not_tell(given):
-    assert value("tailscale", "_tailscale_preflight_holds", **given) is False
+    assert value("tailscale", "_tailscale_may_skip", **given) is False
     assert value("tailscale", "_tailscale_is_joined", **given) is False
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"headcni_node_preflight_holds": False},
+        {"_headcni_node_preflight_holds": False},
         {"headcni_node_preflight": {"settled": ["release", "conflist"]}},
         {"headcni_node_preflight": {"settled": ["config", "conflist"]}},
         # What these two take beside, preflight does not look at.
-        {"headcni_node_mode": "daemon"},
+        {"_headcni_node_mode": "daemon"},
         {"headcni_node_kubernetes_server": "server1"},
     ],
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import role_readme
 import yaml
+from ansible_collections.headcni.mesh.plugins.plugin_utils.former_names import FORMER
 
 ROLES = role_readme.roles()
+SHARED = ("headcni_mode", "headcni_headscale_url", "headcni_headscale_api_key")
 each_role = pytest.mark.parametrize("role", ROLES, ids=[role.name for role in ROLES])
 
 
@@ -31,14 +34,38 @@ def test_the_readme_is_made_from_the_specs_as_they_are(role):
 @each_role
 def test_every_default_has_a_spec_with_the_same_default(role):
     specs, known = options(role), role_readme.defaults(role)
-    assert set(known) - set(specs) == set()
+    assert {name for name in known if not name.startswith("_")} - set(specs) == set()
     said = {name: spec["default"] for name, spec in specs.items() if "default" in spec}
     assert said == {name: known.get(name) for name in said}
 
 
 @each_role
 def test_every_variable_carries_the_roles_name(role):
-    assert [name for name in options(role) if not name.startswith(f"{role.name}_")] == []
+    prefixes = (f"{role.name}_", *SHARED)
+    assert [name for name in options(role) if not name.startswith(prefixes)] == []
+
+
+@each_role
+def test_former_and_internal_names_are_no_options(role):
+    assert [name for name in options(role) if name.startswith("_") or name in FORMER] == []
+
+
+def test_every_former_name_still_works_in_one_place():
+    places = [path for role in ROLES for path in role.glob("*/main.yml")]
+    places.append(role_readme.CHECKOUT / "plugins" / "filter" / "mesh_socket.py")
+    texts = [path.read_text() for path in places]
+    for name in FORMER:
+        used = sum(bool(re.search(rf"(?<![\w]){name}\b", text)) for text in texts)
+        assert used == 1, name
+
+
+def test_every_former_name_leads_to_one_that_exists():
+    known = {name for role in ROLES for name in options(role)} | {
+        *("headcni_release", "headcni_with_pods", "headcni_keep_sysctls"),
+        "an option",
+    }
+    for name, now in FORMER.items():
+        assert now.startswith(tuple(known)), name
 
 
 @each_role

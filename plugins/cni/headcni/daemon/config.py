@@ -24,6 +24,7 @@ from ..errors import IO_FAILURE, CniError
 from ..ipam.config import Problem, unknown_keys
 from ..ipam.pool import STRATEGIES
 from ..model import Network
+from ..modes import LINKS, MODES, SOCKETS
 from ..podcidr import (
     PodCidrError,
     Resolution,
@@ -288,15 +289,11 @@ class TailscaleSocket:
     path: str = _key("", _path(), "of tailscaled's LocalAPI; by default as the mode has it")
 
 
-_SOCKETS = {"host": "/var/run/tailscale/tailscaled.sock", "daemon": "/run/headcni/tailscaled.sock"}
-_INTERFACES = {"host": "tailscale0", "daemon": "headcni01"}
-
-
 @dataclass(frozen=True)
 class Tailscale:
     mode: str = _key(
         "host",
-        _choice("host", "daemon"),
+        _choice(*MODES),
         "host: the node's own tailscaled; daemon: one of ours, in a network namespace of its own",
     )
     socket: TailscaleSocket = field(
@@ -327,11 +324,11 @@ class Tailscale:
 
     @property
     def socket_path(self) -> str:
-        return self.socket.path or _SOCKETS[self.mode]
+        return self.socket.path or SOCKETS[self.mode]
 
     @property
     def interface(self) -> str:
-        return self.interface_name or _INTERFACES[self.mode]
+        return self.interface_name or LINKS[self.mode]
 
 
 @dataclass(frozen=True)

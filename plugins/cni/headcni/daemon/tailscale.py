@@ -20,8 +20,9 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..errors import IO_FAILURE, CniError
 from ..model import Network
+from ..modes import SOCKETS
 
-SOCKET = "/var/run/tailscale/tailscaled.sock"
+SOCKET = SOCKETS["host"]
 STATE_FILE = "/var/lib/headcni/tailscale-prefs.json"
 HOST = "local-tailscaled.sock"  # any other Host is refused
 OLDEST = (1, 34)  # the first with watch-ipn-bus
