@@ -64,6 +64,8 @@ def mesh_hosts(groups: Mapping[str, Sequence[str]], given: str = "") -> str:
 
 def matched(groups: Mapping[str, Sequence[str]], pattern: str) -> list[str]:
     """As Ansible itself understands the pattern."""
+    if pattern in groups:
+        return list(groups[pattern])
     inventory = InventoryManager(DataLoader(), parse=False)
     for group, hosts in groups.items():
         inventory.add_group(group)
