@@ -9,16 +9,16 @@ from ansible_collections.headcni.mesh.plugins.modules import headcni_leave
 
 
 def test_it_is_written_down_once_with_the_directories_that_lack(tmp_path, monkeypatch):
-    monkeypatch.setattr(node_baseline, "_tailscale", lambda: {"joined": False})
+    monkeypatch.setattr(node_baseline, "_tailscale", lambda socket: {"joined": False})
     monkeypatch.setattr(node_baseline, "_sysctls", lambda: iter([("net/ipv4/ip_forward", "0")]))
     path = tmp_path / "state" / "before.json"
-    node_baseline.remember([str(tmp_path / "a" / "b")], str(path))
+    node_baseline.remember([str(tmp_path / "a" / "b")], path=str(path))
     found = node_baseline.recall(str(path))
     assert found["sysctls"] == {"net/ipv4/ip_forward": "0"}
     assert {str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(found["missing"])
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_text()
-    node_baseline.remember([str(tmp_path / "c")], str(path))
+    node_baseline.remember([str(tmp_path / "c")], path=str(path))
     assert path.read_text() == before
 
 
