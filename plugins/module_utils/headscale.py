@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Headscale's REST API, 0.23 to 0.29, as the controller uses it.
+"""Headscale's REST API, 0.23 to 0.29, and what is known of 0.30, as the controller uses it.
 
 Reads are repeated if the server is not well, writes never: what became of one shows in the next
 read. No redirect is followed, and the key is in no message: it goes to the server that was named.
@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
-from .headscale_objects import Node, Policy, PreAuthKey, User, Version, texts, written
+from .headscale_objects import Node, Policy, PreAuthKey, User, Version, read_time, texts, written
 
 try:
     import requests
@@ -289,7 +289,9 @@ class Headscale:
 
     def never_expire_node(self, node: Node) -> None:
         self.check_never()
-        self._ask("POST", f"/api/v1/node/{node.id}/expire?disableExpiry=true")
+        # 0.29 reads the query and 0.30 the body, without which it expires the node at once.
+        path = f"/api/v1/node/{node.id}/expire?disableExpiry=true"
+        self._ask("POST", path, {"disableExpiry": True})
 
     def delete_node(self, node: Node) -> None:
         self._ask("DELETE", f"/api/v1/node/{node.id}")
@@ -329,8 +331,8 @@ class Headscale:
             if 'reading policy from path ""' in str(problem):
                 return Policy("", in_file=True)  # policy.mode: file without a file: no policy
             raise
-        # Only the database knows when it was changed.
-        return Policy(str(found.get("policy") or ""), not found.get("updatedAt"))
+        # Only the database knows when it was changed; otherwise 0.30 says Go's zero time.
+        return Policy(str(found.get("policy") or ""), read_time(found.get("updatedAt")) is None)
 
     def set_policy(self, text: str) -> None:
         self._ask("PUT", "/api/v1/policy", {"policy": text})
@@ -383,7 +385,7 @@ class Headscale:
             raise self._refusal(answer, content, method, path)
         try:
             found = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._not_understood(_summary(answer, content)) from None
         if not isinstance(found, dict):
             raise self._not_understood("it is no JSON object")
@@ -463,8 +465,9 @@ class Headscale:
         if status in (401, 403):
             return HeadscaleError(
                 DENIED,
-                f"api_key: Headscale at {self.url} does not accept it (HTTP {status}): it may be "
-                "expired, or another server's; make one with `headscale apikeys create`",
+                f"api_key: Headscale at {self.url} does not accept it "
+                f"({self._clean(': '.join(filter(None, [f'HTTP {status}', _message(content)])))}): "
+                "it may be expired, or another server's; make one with `headscale apikeys create`",
                 status,
             )
         said = _message(content) or _summary(answer, content)
@@ -472,7 +475,7 @@ class Headscale:
         kind = NOT_FOUND if status == 404 else REFUSED
         return HeadscaleError(
             kind,
-            f"Headscale at {self.url} said: {self._clean(said)} ({where})",
+            f"Headscale at {self.url} said: {self._clean(said)} ({where}); {_fix(method, status)}",
             status,
             passing=status in NOT_WELL,
         )
@@ -486,8 +489,8 @@ class Headscale:
 
     def _clean(self, text: str) -> str:
         """On one line, not too long, and without the key."""
+        text = text.replace(self._key, "[the key]")[: 16 * LONGEST_QUOTE]
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        line = line.replace(self._key, "[the key]")
         return line if len(line) <= LONGEST_QUOTE else line[:LONGEST_QUOTE] + "…"
 
 
@@ -625,19 +628,34 @@ def _message(content: bytes) -> str:
     """Of gRPC's shape {code, message}, or of application/problem+json."""
     try:
         said = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not isinstance(said, Mapping):
         return ""
     if said.get("message"):
         return str(said["message"])
-    parts = [str(said[part]) for part in ("title", "detail") if said.get(part)]
+    found = [str(said[part]) for part in ("title", "detail") if said.get(part)]
+    parts = list(dict.fromkeys(found))  # a 401 has the same word as both
     errors = said.get("errors")
     for one in errors if isinstance(errors, list) else []:
         if isinstance(one, Mapping) and one.get("message"):
             place = f" ({one['location']})" if one.get("location") else ""
             parts.append(f"{one['message']}{place}")
     return ": ".join(parts)
+
+
+def _fix(method: str, status: int) -> str:
+    if status == 404 and method == "GET":  # a list, which Headscale always has
+        return "give the address of Headscale itself as url"
+    if status == 404:
+        return "it may be gone by now: run again"
+    if status == 409:
+        return "another one has it: choose another name, or remove the other"
+    if status in NOT_WELL:
+        return "see the log of Headscale, and run again when it is well"
+    if status >= 500:
+        return "correct what it names, or see the log of Headscale"
+    return "correct what it names"
 
 
 def _summary(answer: requests.Response, content: bytes) -> str:

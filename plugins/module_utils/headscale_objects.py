@@ -93,8 +93,8 @@ class Node:
             tags=tuple(sorted({*texts(raw.get("tags")), *texts(raw.get("forcedTags"))})),
             addresses=texts(raw.get("ipAddresses")),
             online=bool(raw.get("online")),
-            last_seen=_read_time(raw.get("lastSeen")),
-            expiry=_read_time(raw.get("expiry")),
+            last_seen=read_time(raw.get("lastSeen")),
+            expiry=read_time(raw.get("expiry")),
             available=available,
             approved=approved,
             served=served,
@@ -137,7 +137,7 @@ class PreAuthKey:
             reusable=bool(raw.get("reusable")),
             ephemeral=bool(raw.get("ephemeral")),
             used=bool(raw.get("used")),
-            expiration=_read_time(raw.get("expiration")),
+            expiration=read_time(raw.get("expiration")),
         )
 
 
@@ -159,7 +159,7 @@ def texts(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _read_time(text: Any) -> Optional[datetime]:
+def read_time(text: Any) -> Optional[datetime]:
     """Go's zero time is none. Fractions go: Python before 3.11 does not read nine digits."""
     if not isinstance(text, str) or text.startswith("0001-"):
         return None

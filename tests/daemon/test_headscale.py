@@ -517,7 +517,13 @@ def client(stub, key_file) -> HeadscaleClient:
             422,
             "application/problem+json",
             '{"title":"Bad route","status":422,"detail":"it has no mask"}',
-            r"Bad route: it has no mask \(HTTP 422\)",
+            r"Bad route: it has no mask \(HTTP 422\); see the log of Headscale",
+        ),
+        (
+            500,
+            "application/problem+json",
+            '{"title":"Internal Server Error","detail":"listing","errors":[{"message":"locked"}]}',
+            r"Internal Server Error: listing: locked \(HTTP 500\); see the log of Headscale",
         ),
         (401, "application/problem+json", '{"title":"Unauthorized"}', "not accept the API key"),
         (403, "text/plain", "no", "does not accept the API key"),
@@ -649,6 +655,52 @@ def test_a_server_older_than_our_api_is_refused_by_name(stub, client, where):
     assert "is too old" in (problem := keeper.ensure_once().problem)
     assert "upgrade it to 0.26 or newer" in problem
     assert len(stub.requests) == (1 if where == "list" else 2)
+
+
+def test_a_node_that_0_30_no_longer_has_is_not_taken_for_an_old_headscale(stub, client):
+    """It was removed between the list and the approval."""
+    gone = (
+        '{"title":"Not Found","detail":"setting approved routes","errors":[{"message":"no node"}]}'
+    )
+    stub.answers = [lists(node_json()), says(404, gone, "application/problem+json")]
+    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    problem = keeper.ensure_once().problem
+    assert "Not Found: setting routes: no node (HTTP 404); see the log of Head" in problem
+
+
+@pytest.mark.parametrize("status", [401, 404, 422, 500])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"title": "Bad',
+        '{"title": ' + "[" * 200_000,
+        "null",
+        '{"title": {"a": [1]}, "detail": 7, "errors": {"message": "x"}}',
+        '{"title": "Bad", "errors": [1, null, {"message": {"a": 1}}, {}]}',
+        r'{"title": "\ud800", "detail": "\udfff\u0000"}',
+        "\udcff\udcfe",
+        '{"title": ' + "9" * 10_000 + "}",
+        json.dumps({"title": "T", "errors": [{"message": "m" * 99}] * 20_000}),
+        json.dumps({"title": "t" * (4 << 20)}),
+        json.dumps({"title": "a\nb", "detail": f"c\x1b[31m\r\u2028d {SECRET}"}),
+        json.dumps({"title": " " * 3190 + SECRET}),
+    ],
+    ids=range(12),
+)
+def test_a_malformed_problem_is_still_one_short_line(stub, client, body, status):
+    stub.answers = [says(status, body, "application/problem+json")]
+    with pytest.raises(HeadscaleError, match=f"HTTP {status}") as raised:
+        client.approve(Node("1", "nodekey:1", "node1", True, (), ()), OWN)
+    said = str(raised.value)
+    assert said.isprintable()
+    assert len(said) < 500
+    assert "hskey-" not in said
+
+
+def test_an_answer_that_is_nested_without_end_is_not_understood(stub, client):
+    stub.answers = [says(200, '{"nodes": ' + "[" * 200_000)]
+    with pytest.raises(HeadscaleError, match="cannot be understood"):
+        client.nodes()
 
 
 def test_an_approval_that_headscale_does_not_keep_is_no_approval(stub, client):

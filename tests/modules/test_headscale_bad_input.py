@@ -36,17 +36,22 @@ def places(headscale_session) -> Iterator[dict[str, str]]:
         stub_server() as page,
         stub_server() as away,
         stub_server() as ours,
+        stub_server() as next_version,
         socket.create_server(("127.0.0.1", 0)) as silent,
     ):
         page.answers = [says(200, "<html><title>Log in</title></html>", "text/html")]
         away.answers = [says(301, "", "text/html", Location="https://headscale.example.org/")]
         ours.answers = [says(502, "<html>Bad Gateway</html>", "text/html")]
+        locked = {"title": "Internal Server Error", "status": 500, "detail": "listing nodes"}
+        locked["errors"] = [{"message": "database is locked"}]
+        next_version.answers = [says(500, locked, "application/problem+json")]
         yield {
             "closed": f"http://127.0.0.1:{free_port()}",
             "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
             "page": page.url,
             "away": away.url,
             "gateway": ours.url,
+            "next_version": next_version.url,
             "tls": headscale_session.url.replace("http", "https"),
             "expired": expired,
         }
@@ -65,6 +70,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("info", {"url": "{page}"}, "url: the answer of .* is not Headscale's: a web page; give the"),
     ("info", {"url": "{away}"}, r"url: .* sends us to https://headscale\.example\.org/ \(HTTP 301"),
     ("info", {"url": "{gateway}"}, r"said: a web page \(GET /api/v1/node, HTTP 502\)"),
+    ("info", {"url": "{next_version}"}, r"listing nodes: database is locked \(GET .* 500\); c"),
     ("info", {"url": "{tls}"}, r"url: .* does not speak TLS as it should: is it http\?"),
     ("info", {"api_key": "hskey-api-000000000000-wrong"}, r"api_key: .* not accept it \(HTTP 401"),
     ("info", {"api_key": "{expired}"}, r"api_key: .* does not accept it .* may be expired"),

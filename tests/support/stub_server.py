@@ -15,7 +15,8 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 def says(status: int, body: Any, kind: str = "application/json", **headers: str) -> Answer:
-    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+    text = body if isinstance(body, str) else json.dumps(body)
+    content = text.encode(errors="surrogateescape")  # "\udcff" stands for the byte ff
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,9 +56,9 @@ def raw_node(**changes: Any) -> dict[str, Any]:
             },
             "problem+json",
             r"Unprocessable Entity: validation failed: expected a number \(body.user\) "
-            r"\(GET /api/v1/node, HTTP 422\)",
+            r"\(GET /api/v1/node, HTTP 422\); correct what it names",
         ),
-        (404, {"title": "Not Found", "status": 404}, "problem+json", "said: Not Found"),
+        (404, {"title": "Not Found", "status": 404}, "problem+json", "said: Not Found .* as url"),
         (401, "Unauthorized", "plain", r"api_key: .* does not accept it \(HTTP 401\)"),
         (401, {"title": "Unauthorized", "status": 401}, "problem+json", "api_key: .* not accept"),
         (403, "<html>no</html>", "html", "api_key: .* does not accept"),
@@ -80,6 +81,120 @@ def test_each_shape_of_an_error_becomes_one_line(stub, server, status, body, kin
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 600
     assert len(stub.requests) == 1
+
+
+def problem(status: int, title: str, detail: str, *errors: str) -> dict[str, Any]:
+    """An error as Headscale 0.30 sends it, with the content type application/problem+json."""
+    found: dict[str, Any] = {"title": title, "status": status, "detail": detail}
+    return {**found, "errors": [{"message": said} for said in errors]} if errors else found
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            problem(404, "Not Found", "setting approved routes", "node not found in NodeStore: 7"),
+            "said: Not Found: setting approved routes: node not found in NodeStore: 7 (POST "
+            "/api/v1/node/7/approve_routes, HTTP 404); it may be gone by now: run again",
+        ),
+        (
+            problem(400, "Bad Request", "parsing route", "netip.ParsePrefix: no '/'"),
+            "said: Bad Request: parsing route: netip.ParsePrefix: no '/' (POST "
+            "/api/v1/node/7/approve_routes, HTTP 400); correct what it names",
+        ),
+        (
+            problem(409, "Conflict", "node key in use"),
+            "HTTP 409); another one has it: choose another name, or remove the other",
+        ),
+        (
+            problem(500, "Internal Server Error", "setting policy", "database is locked"),
+            "said: Internal Server Error: setting policy: database is locked (POST "
+            "/api/v1/node/7/approve_routes, HTTP 500); correct what it names, or see the log of "
+            "Headscale",
+        ),
+        (
+            problem(503, "Service Unavailable", "too many requests wait"),
+            "HTTP 503); see the log of Headscale, and run again when it is well",
+        ),
+        (
+            problem(401, "Unauthorized", "Unauthorized"),
+            "does not accept it (HTTP 401: Unauthorized): it may be expired, or another server's; "
+            "make one with `headscale apikeys create`",
+        ),
+        (
+            problem(403, "Forbidden", "this key may only read"),
+            "does not accept it (HTTP 403: Forbidden: this key may only read): it may be",
+        ),
+    ],
+)
+def test_what_headscale_0_30_says_is_shown_with_its_reason_and_the_fix(stub, server, body, said):
+    stub.answers = [says(body["status"], body, "application/problem+json")]
+    with pytest.raises(HeadscaleError) as raised:
+        server.approve(Node("7", "nodekey:1", "n", "n"), ["10.0.0.0/8"])
+    assert said in str(raised.value)
+
+
+MALFORMED = {
+    "not JSON": '{"title": "Bad',
+    "no text": "",
+    "nested without end": '{"title": ' + "[" * 200_000,
+    "a list": '["title", "detail"]',
+    "nothing in it": "{}",
+    "null": "null",
+    "other types": '{"title": {"a": [1]}, "detail": 7, "errors": {"message": "x"}}',
+    "errors of other types": '{"title": "Bad", "errors": [1, null, {"message": {"a": 1}}, {}]}',
+    "half a character": '{"title": "\\ud800", "detail": "\\udfff\\u0000"}',
+    "not UTF-8": "\udcff\udcfe",
+    "a number of 10,000 digits": '{"title": ' + "9" * 10_000 + "}",
+    "many reasons": json.dumps({"title": "T", "errors": [{"message": "m" * 99}] * 20_000}),
+    "a long title": json.dumps({"title": "t" * (4 << 20)}),
+    "several lines": json.dumps({"title": "a\nb", "detail": "c\x1b[31m\r\u2028d"}),
+    "the key": json.dumps({"title": f"Bearer {SECRET}", "detail": f"x {SECRET}"}),
+}
+
+
+@pytest.mark.parametrize("status", [401, 404, 422, 500])
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_problem_is_still_one_short_line(stub, server, body, status):
+    stub.answers = [says(status, body, "application/problem+json")]
+    began = time.monotonic()
+    with pytest.raises(HeadscaleError, match=f"HTTP {status}") as raised:
+        server.approve(Node("7", "nodekey:1", "n", "n"), ["10.0.0.0/8"])
+    said = str(raised.value)
+    assert said.isprintable()
+    assert len(said) < 600
+    assert SECRET not in said
+    assert time.monotonic() - began < 5
+
+
+def test_an_answer_that_is_nested_without_end_is_not_headscales(stub, server):
+    stub.answers = [says(200, '{"nodes": ' + "[" * 200_000)]
+    with pytest.raises(HeadscaleError, match="is not Headscale's"):
+        server.nodes()
+
+
+def test_never_expiring_is_asked_for_as_each_version_understands_it(stub, server):
+    """0.29 reads the query; 0.30 reads the body, and without it expires the node at once."""
+    stub.paths["GET /version"] = says(200, {"version": "v0.30.0"})
+    stub.answers = [says(200, {"node": raw_node()})]
+    server.never_expire_node(Node("7", "nodekey:1", "n", "n"))
+    assert stub.requests[-1] == "POST /api/v1/node/7/expire?disableExpiry=true"
+    assert stub.bodies[-1] == {"disableExpiry": True}
+
+
+def test_0_30_gives_a_policy_that_is_in_a_file_the_year_one(stub, server):
+    stub.answers = [says(200, {"policy": "{}", "updatedAt": "0001-01-01T00:00:00Z"})]
+    assert server.policy().in_file
+    stub.answers = [says(200, {"policy": "{}", "updatedAt": "2026-11-18T08:00:00Z"})]
+    assert not server.policy().in_file
+
+
+def test_0_30_without_a_policy_has_an_empty_one(stub, server):
+    body = problem(
+        500, "Internal Server Error", "loading ACL from database", "acl policy not found"
+    )
+    stub.answers = [says(500, body, "application/problem+json")]
+    assert server.policy().text == ""
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from .exchange import Connection, Exchange, Exchanges
 from .log import Log
 
 OLDEST = "0.26"  # the first with approve_routes
+PROBLEM = "application/problem+json"  # the errors of 0.30
 LARGEST_ANSWER = 32 << 20  # a node is about a KiB
 LARGEST_KEY = 4096
 LONGEST_QUOTE = 200
@@ -238,8 +239,8 @@ class HeadscaleClient:
                 raise self._refusal(status, content_type, answer, method, path, key)
             try:
                 found = json.loads(answer, object_hook=_smaller)
-            except ValueError:
-                raise self._not_understood(_quoted(answer, key)) from None
+            except (ValueError, RecursionError):
+                raise self._not_understood(_quoted(_text(answer), key)) from None
             if not isinstance(found, dict):
                 raise self._not_understood("it is no JSON object")
             return found
@@ -306,12 +307,13 @@ class HeadscaleClient:
                 f"{said} (HTTP {status}); it may have expired: put a new one there "
                 "(headscale apikeys create)",
             )
-        if status == 404 and method == "POST":
+        # 0.30 knows the call, and says so of a node that is gone.
+        if status == 404 and method == "POST" and content_type != PROBLEM:
             return too_old(self.url)
         return HeadscaleError(
             REFUSED,
             f"Headscale at {self.url} refused {method} {path}",
-            f"{said} (HTTP {status})",
+            f"{said} (HTTP {status}); see the log of Headscale",
             trouble=status >= 500 or status == 429,
         )
 
@@ -385,21 +387,29 @@ def _smaller(found: dict[str, Any]) -> Any:
 
 def _message(content_type: str, answer: bytes, key: str) -> str:
     """What the server says is wrong: Headscale's JSON, problem+json from 0.30 on, or plain text."""
-    with suppress(ValueError):
+    try:
         found = json.loads(answer)
-        if isinstance(found, dict):
-            words = [found.get(name) for name in ("message", "title", "detail")]
-            said = ": ".join(str(word) for word in words if word)
-            if said:
-                return _quoted(said.encode(), key)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        words = [found.get(name) for name in ("message", "title", "detail")]
+        errors = found.get("errors")
+        for one in errors if isinstance(errors, list) else []:
+            words.append(one.get("message") if isinstance(one, dict) else None)
+        if said := ": ".join(dict.fromkeys(str(word) for word in words if word)):
+            return _quoted(said, key)
     if content_type == "text/html":
         return "a web page"  # a proxy's, and of no help in a log
-    return _quoted(answer, key) or "it does not say why"
+    return _quoted(_text(answer), key) or "it does not say why"
 
 
-def _quoted(said: bytes, key: str) -> str:
+def _text(answer: bytes) -> str:
+    return answer.decode(errors="replace")
+
+
+def _quoted(said: str, key: str) -> str:
     """On one line, not too long, and never with the key, which some proxies send back."""
-    text = said[: 16 * LONGEST_QUOTE].decode(errors="replace").replace(key, "[the key]")
+    text = said.replace(key, "[the key]")[: 16 * LONGEST_QUOTE]
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "…"
 
