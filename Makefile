@@ -8,6 +8,7 @@ UNDERLAY ?=
 KEEP ?=
 K3S ?=
 KUBEADM ?=
+HEADSCALE ?=
 VMS ?= 0
 ONLY ?=
 RETRY ?=
@@ -22,7 +23,7 @@ pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: what faile
 	$(PYTEST) --last-failed $(1); })
 LAB := python3 -m lab
 LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) \
-	$(if $(KUBEADM),--kubeadm) --vms $(VMS)
+	$(if $(KUBEADM),--kubeadm) $(if $(HEADSCALE),--headscale $(HEADSCALE)) --vms $(VMS)
 # What the lab needs of Debian; apt is asked only for what is missing.
 LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slirp4netns \
 	systemd-container
@@ -34,7 +35,7 @@ export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 
 ##@ The lab
 .PHONY: up
-up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 VMS=0 UNDERLAY= KEEP= K3S= KUBEADM=)
+up: check-lab packages .venv/ready ## build the lab, run site.yml and verify.yml on it (NODES=3 VMS=0 UNDERLAY= KEEP= K3S= KUBEADM= HEADSCALE=)
 	@$(LAB) up $(LAB_OPTIONS) $(if $(KEEP),--keep) --playbook lab/up.yml
 
 .PHONY: down
@@ -84,18 +85,21 @@ test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its o
 test-daemon: cache .venv/ready ## the daemon's parts, one by one, on labs of their own
 	$(call pytest,tests/daemon)
 
+HEADSCALE_MODULE_TESTS := $(filter-out %_bad_input.py %_role.py,$(wildcard tests/modules/test_headscale_*.py))
 .PHONY: test-headscale
 test-headscale: cache .venv/ready ## the modules of Headscale at a real one, on loopback
-	$(call pytest,$(filter-out %_bad_input.py %_old.py %_role.py,$(wildcard tests/modules/test_headscale_*.py)))
+	$(call pytest,$(HEADSCALE_MODULE_TESTS))
 
 .PHONY: test-modules
 test-modules: cache .venv/ready ## all modules and roles, on real nodes too (not in `test`)
 	$(PYTEST) tests/modules
 
-.PHONY: test-headscale-old
-test-headscale-old: cache .venv/ready ## modules and site.yml at a real Headscale 0.25, built first
-	@$(LAB) tools headscale-0.25
-	$(PYTEST) tests/modules/test_headscale_old.py tests/lab/test_old_headscale.py
+HEADSCALE_RELEASES := $(shell sed -n 's|.* v\(.*\)/go.mod .*|\1|p' lab/tools/headscale/releases.sum)
+.PHONY: test-headscale-versions
+test-headscale-versions: cache .venv/ready ## modules, site.yml and verify.yml at each release of Headscale, built first (HEADSCALE=0.27.1 for one; not in `test`)
+	@for release in $(or $(HEADSCALE),$(HEADSCALE_RELEASES)); do \
+	$(LAB) tools headscale-$$release; \
+	HEADCNI_HEADSCALE=$$release $(PYTEST) $(HEADSCALE_MODULE_TESTS) tests/lab/test_headscale_versions.py; done
 
 .PHONY: test-lab
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml

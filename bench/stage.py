@@ -175,7 +175,7 @@ def versions() -> dict[str, str]:
         "python": sh("/usr/bin/python3", "--version").stdout.split()[-1],
         "kernel": os.uname().release,
         "containernetworking/plugins": tools.CNI.pinned(plugins),
-        "headscale": tools.HEADSCALE.pinned("github.com/juanfont/headscale"),
+        "headscale": tools.headscale_version(),
         "tailscale": tools.tailscale_version(),
         "cores": str(os.cpu_count()),
         "load": " ".join(f"{one:.1f}" for one in os.getloadavg()),

@@ -52,6 +52,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
     if args.k3s_idle and args.cluster != "k3s":
         raise LabError("--k3s-idle: there is no k3s to leave for later; say --k3s too")
     check(lab, args)
+    headscale = tools.headscale(args.headscale)
     end_with_make()
     enter_up_group(lab)
     began = time.monotonic()
@@ -65,6 +66,7 @@ def up(lab: Lab, args: argparse.Namespace) -> None:
                 enter_up_group(lab)  # what was removed had it in it
                 fill_cache(lab, args)
                 tools.build(lab, tools.CLUSTERS.get(args.cluster, ()))
+                tools.build(lab, [headscale])
                 build(lab, args)
             else:
                 grow(lab, args)
@@ -96,7 +98,8 @@ def end_with_make() -> None:
 
 
 def build_tools(lab: Lab, args: argparse.Namespace) -> None:
-    known = {tool.name: tool for tool in (*tools.ALL, *tools.ON_DEMAND)}
+    releases = map(tools.headscale, tools.HEADSCALE.releases())
+    known = {tool.title: tool for tool in (*tools.ALL, *tools.ON_DEMAND, *releases)}
     if unknown := set(args.tool) - set(known):
         raise LabError(f"there is no tool {', '.join(unknown)}: choose from {', '.join(known)}")
     chosen = [known[name] for name in args.tool] or list(tools.ALL)
@@ -144,6 +147,7 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
         tuple(vm_names(args.vms)),
         choose_accelerator(args.vms),
         args.suites,
+        args.headscale,
     )
     lab.dir.mkdir(mode=0o700, parents=True)
     with step(f"wiring the lab ({plan.underlay})"):
@@ -192,6 +196,10 @@ def grow(lab: Lab, args: argparse.Namespace) -> None:
     if args.suites and args.suites != plan.suites:
         wanted = ",".join(args.suites)
         raise LabError(f"the nodes run another Debian: `make down` before --suites {wanted}")
+    if args.headscale and args.headscale != plan.headscale:
+        raise LabError(
+            f"the lab runs another Headscale: `make down` before HEADSCALE={args.headscale}"
+        )
     if args.cluster and args.cluster != plan.cluster:
         option = f"{args.cluster.upper()}=1"
         raise LabError(f"the lab is up without {args.cluster}: `make down` before {option}")
@@ -361,6 +369,13 @@ def parser() -> argparse.ArgumentParser:
             )
         one.add_argument("--vms", type=int, default=0, help=VMS_HELP)
         one.add_argument("--suites", type=suites, default=(), help=SUITES_HELP)
+        one.add_argument(
+            "--headscale",
+            default=os.environ.get("HEADCNI_HEADSCALE", ""),
+            metavar="RELEASE",
+            help=f"another than {tools.headscale_version()}, built first: "
+            + ", ".join(tools.HEADSCALE.releases()),
+        )
         if name == "up":
             one.add_argument("--playbook", help="run it on the lab once that stands")
             one.add_argument("--keep", action="store_true", help="leave a failed lab standing")

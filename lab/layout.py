@@ -110,6 +110,7 @@ class Plan:
     vms: tuple[str, ...] = ()
     accelerator: str = ""  # what runs the virtual machines: kvm or tcg
     suites: tuple[str, ...] = ()  # the nodes' Debian releases, in turn; Debian 12 if empty
+    headscale: str = ""  # its release; if empty, the one that the lab pins
 
     @property
     def k3s(self) -> bool:
@@ -180,6 +181,7 @@ class Plan:
                 "vms": list(self.vms),
                 "accelerator": self.accelerator,
                 "suites": list(self.suites),
+                "headscale": self.headscale,
             },
             indent=2,
         )
@@ -202,6 +204,7 @@ class Plan:
             tuple(known.get("vms", ())),
             known.get("accelerator", ""),
             tuple(known.get("suites", ())),
+            known.get("headscale", ""),
         )
 
 

@@ -26,7 +26,7 @@ def _programs(plan: Plan, machine: str) -> dict[Path, str]:
     """What the lab built and the machine sees, read-only. Nodes get tailscale from the mirror."""
     if machine == CONTROL:
         return {
-            tools.HEADSCALE.bin: "/opt/lab/headscale",
+            tools.headscale(plan.headscale).bin: "/opt/lab/headscale",
             tools.TAILSCALE.home / "mirror": "/opt/lab/mirror",
         }
     found = {tools.CNI.bin: "/opt/lab/cni", tools.CRI.bin: "/opt/lab/cri"}

@@ -3,11 +3,15 @@
 Each folder of lab/tools is a Go module that pins what it builds (go.mod, go.sum, `tool` lines).
 A build lands in the cache under a key made from the lock, by one rename: a half-made one is
 never used, and the next build sweeps it away.
+
+Further releases of Headscale need no lock here: headscale/releases.sum has the hashes of their
+modules, and each module contains the go.mod and go.sum that it was released with.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -16,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -41,10 +45,15 @@ class Tool:
     tags: str = ""
     cgo: bool = False  # linked statically all the same: nodes may have another libc
     beside: tuple[str, ...] = ()  # files that are kept beside the programs
+    release: str = ""  # of releases.sum in the tool's folder, instead of what its lock pins
 
     @property
     def source(self) -> Path:
         return SOURCES / self.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}-{self.release}" if self.release else self.name
 
     @property
     def key(self) -> str:
@@ -53,6 +62,9 @@ class Tool:
             digest.update(f"{self.tags} {self.cgo}\n".encode())
         for name in self.beside:
             digest.update(f"{name}\n".encode())
+        if self.release:
+            digest.update("\n".join(self.release_hashes()).encode())
+            return digest.hexdigest()[:16]
         for path in (
             self.source / "go.mod",
             self.source / "go.sum",
@@ -63,7 +75,7 @@ class Tool:
 
     @property
     def home(self) -> Path:
-        return cache_dir() / "tools" / f"{self.name}-{self.key}"
+        return cache_dir() / "tools" / f"{self.title}-{self.key}"
 
     @property
     def bin(self) -> Path:
@@ -82,6 +94,19 @@ class Tool:
         if not found:
             raise LabError(f"{self.source}/go.mod does not pin {module}")
         return found[1]
+
+    def releases(self) -> list[str]:
+        """The versions that can be built beside the pinned one, oldest first."""
+        hashes = (self.source / "releases.sum").read_text()
+        return re.findall(r"^\S+ v(\S+)/go\.mod ", hashes, re.MULTILINE)
+
+    def release_hashes(self) -> list[str]:
+        """Two lines of a go.sum: of the module, and of its go.mod."""
+        return [
+            line
+            for line in (self.source / "releases.sum").read_text().splitlines()
+            if line.split()[1].partition("/")[0] == f"v{self.release}"
+        ]
 
     def stamps(self) -> dict[str, str]:
         """The variables that tell a program its own version, which the module proxy does not."""
@@ -115,7 +140,7 @@ class Tool:
 
     def module_dir(self, module: str) -> Path:
         """Where the module's own files are, for those that are not programs."""
-        found = _go(self, find_go(), "list", "-m", "-f", "{{.Dir}}", module)
+        found = _go(self.source, find_go(), "list", "-m", "-f", "{{.Dir}}", module)
         return Path(found.strip())
 
 
@@ -130,7 +155,7 @@ K3S = Tool(
     beside=k3s.MANIFESTS,
 )
 COREDNS = Tool("coredns")  # what k3s would fetch; of the same version as in its manifest
-HEADSCALE_OLD = Tool("headscale-0.25")  # the last with the routes API of old
+HEADSCALE_MODULE = "github.com/juanfont/headscale"
 FLANNEL = Tool("flannel")  # the CNI plugin that k3s' own flannel calls
 CRITEST = Tool("critest")
 KUBERNETES = Tool("kubernetes")  # and kubeadm and etcd, in one program: seven minutes
@@ -138,7 +163,20 @@ KUBERNETES = Tool("kubernetes")  # and kubeadm and etcd, in one program: seven m
 E2E = Tool("e2e", beside=e2e.SERVED)
 # What each kind of cluster runs on; the first has a kubectl.
 CLUSTERS = {"k3s": (K3S, COREDNS), "kubeadm": (KUBERNETES, COREDNS)}
-ON_DEMAND = (K3S, KUBERNETES, COREDNS, HEADSCALE_OLD, FLANNEL, CRITEST, E2E)
+ON_DEMAND = (K3S, KUBERNETES, COREDNS, FLANNEL, CRITEST, E2E)
+
+
+def headscale(release: str = "") -> Tool:
+    """The lab's own, or one of its other releases."""
+    if not release:
+        return HEADSCALE
+    if release not in (known := HEADSCALE.releases()):
+        raise LabError(f"Headscale {release}: choose from {', '.join(known)}")
+    return replace(HEADSCALE, release=release)
+
+
+def headscale_version(tool: Tool = HEADSCALE) -> str:
+    return tool.release or tool.pinned(HEADSCALE_MODULE)
 
 
 def tailscale_version() -> str:
@@ -174,13 +212,14 @@ def build(lab: Lab, wanted: Sequence[Tool] = ALL) -> None:
             shutil.rmtree(leftover)
         todo = missing(wanted)
         for number, tool in enumerate(todo, 1):
-            with step(f"building {tool.name} ({number} of {len(todo)})") as progress:
+            with step(f"building {tool.title} ({number} of {len(todo)})") as progress:
                 _build(lab, tool, progress)
 
 
 def _build(lab: Lab, tool: Tool, progress: Step) -> None:
     target = tool.home.with_name(f".unfinished-{tool.home.name}")
     (target / "bin").mkdir(parents=True)
+    source = _source_of_release(tool, target / "source") if tool.release else tool.source
     flags = ["-s", "-w", *(f"-X {name}={value}" for name, value in tool.stamps().items())]
     if tool.cgo:
         flags.append("-linkmode=external -extldflags=-static")
@@ -193,13 +232,14 @@ def _build(lab: Lab, tool: Tool, progress: Step) -> None:
         f"-ldflags={' '.join(flags)}",
         "-o",
         f"{target / 'bin'}/",
-        "tool",
+        # A release's own go.mod has `tool` lines too, for what its developers use.
+        f"{HEADSCALE_MODULE}/cmd/headscale" if tool.release else "tool",
     ]
     group = Cgroup(lab.prefix, "build")
     group.create()
     worker = subprocess.Popen(
         command,
-        cwd=tool.source,
+        cwd=source,
         env={**_environment(), "CGO_ENABLED": str(int(tool.cgo))},
         text=True,
         stdin=subprocess.DEVNULL,
@@ -218,8 +258,8 @@ def _build(lab: Lab, tool: Tool, progress: Step) -> None:
         if worker.wait() != 0:
             print("\n".join(last), file=sys.stderr)
             raise LabError(
-                f"`go build` of {tool.name} failed: see above; "
-                f"the versions are pinned in {tool.source}/go.mod"
+                f"`go build` of {tool.title} failed: see above; "
+                f"the versions are pinned in {tool.source}"
             )
     finally:
         timer.cancel()
@@ -232,7 +272,24 @@ def _build(lab: Lab, tool: Tool, progress: Step) -> None:
         kubeadm.pack(target)
     elif tool is E2E:
         e2e.pack(tool.module_dir("k8s.io/kubernetes"), target)
+    shutil.rmtree(target / "source", ignore_errors=True)
     target.rename(tool.home)
+
+
+def _source_of_release(tool: Tool, folder: Path) -> Path:
+    """A module that builds a release of Headscale with the lock inside that release.
+
+    Built as a dependency rather than in its own folder, it knows its version. Go refuses a module
+    that does not have the hash in releases.sum, and the rest has the hashes in the module's go.sum.
+    """
+    folder.mkdir()
+    wanted = f"{HEADSCALE_MODULE}@v{tool.release}"
+    found = Path(json.loads(_go(folder, find_go(), "mod", "download", "-json", wanted))["Dir"])
+    lock = re.sub(r"\Amodule \S+", "module headcni.dev/lab/release", (found / "go.mod").read_text())
+    (folder / "go.mod").write_text(f"{lock}\nrequire {wanted.replace('@', ' ')}\n")
+    hashes = "\n".join(tool.release_hashes())
+    (folder / "go.sum").write_text(f"{(found / 'go.sum').read_text()}{hashes}\n")
+    return folder
 
 
 def find_go() -> Path:
@@ -293,10 +350,10 @@ def _go_line(tool: Tool) -> tuple[int, ...]:
     return tuple(map(int, found[1].split(".")))
 
 
-def _go(tool: Tool, go: Path, *words: str) -> str:
+def _go(folder: Path, go: Path, *words: str) -> str:
     done = subprocess.run(
         [go, *words],
-        cwd=tool.source,
+        cwd=folder,
         env=_environment(),
         text=True,
         capture_output=True,

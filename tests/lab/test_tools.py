@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ import pytest
 from lab_command import CHECKOUT, LabCommand
 
 from lab import tools
+from lab.layout import Lab, LabError
 
 TOOLS = LabCommand("tools")
 
@@ -66,7 +68,7 @@ def test_the_tools_are_static_and_say_the_version_that_the_lock_pins(lab):
         f"{tools.tailscale_version()}\n"
         in lab.run(str(tools.TAILSCALE.bin / "tailscale"), "version").stdout
     )
-    pinned = tools.HEADSCALE.pinned("github.com/juanfont/headscale")
+    pinned = tools.headscale_version()
     assert f"v{pinned}" in lab.run(str(tools.HEADSCALE.bin / "headscale"), "version").stdout
     for tool in tools.ALL:
         for program in tool.bin.iterdir():
@@ -83,6 +85,30 @@ def test_a_changed_lock_is_another_key(monkeypatch, tmp_path):
     with (tmp_path / "cni" / "go.sum").open("a") as lock:
         lock.write("one more line\n")
     assert tools.CNI.key != before
+
+
+def test_a_release_of_headscale_with_another_content_than_pinned_is_not_built(
+    monkeypatch, tmp_path, capfd
+):
+    shutil.copytree(tools.SOURCES, tmp_path, dirs_exist_ok=True)
+    hashes = tmp_path / "headscale" / "releases.sum"
+    release = tools.HEADSCALE.releases()[-1]
+    text = hashes.read_text()
+    line = next(one for one in text.splitlines() if f" v{release} h1:" in one)
+    hashes.write_text(text.replace(line, line[:-6] + "AAAAA="))
+    monkeypatch.setattr(tools, "SOURCES", tmp_path)
+    monkeypatch.setenv("HEADCNI_CACHE", str(tmp_path / "cache"))
+    tool = tools.headscale(release)
+    with pytest.raises(LabError, match=f"go build` of headscale-{release} failed"):
+        tools.build(Lab.named(TOOLS.name), [tool])
+    assert "checksum mismatch" in capfd.readouterr().err
+    assert not tool.built
+
+
+def test_an_unknown_release_of_headscale_is_refused_before_anything_is_made(cache):
+    done = TOOLS("up", "--headscale", "0.99", check=False)
+    known = ", ".join(tools.HEADSCALE.releases())
+    assert (done.returncode, done.stderr) == (1, f"lab: Headscale 0.99: choose from {known}\n")
 
 
 def test_a_machine_without_go_gets_it_from_pypi(cache):

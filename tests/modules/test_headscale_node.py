@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from ansible_module import Failed, run
+from headscale_server import from_headscale
 from stub_server import says, stub_server
+
+pytestmark = from_headscale(0, 26)
 
 
 def test_a_node_is_renamed_once_whatever_it_is_found_by(at, headscale):

@@ -1,51 +1,15 @@
-"""The modules at a real Headscale 0.25, which has another API for routes and keys.
-
-`make test-headscale-old` builds it first; that takes minutes, so without it these are skipped.
-"""
+"""The modules at a real Headscale 0.25, which has another API for routes and keys."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 from ansible_module import Failed
-from headscale_server import HeadscaleServer
+from headscale_server import HeadscaleServer, before_headscale
 
-from lab import tools
-from tests.modules.conftest import At
-
-OLD = tools.Tool("headscale-0.25")
-
-pytestmark = pytest.mark.skipif(not OLD.built, reason="run make test-headscale-old")
-
-
-@pytest.fixture(scope="module")
-def old_server() -> Iterator[HeadscaleServer]:
-    home = Path(tempfile.mkdtemp(prefix="hct-"))
-    server = HeadscaleServer(home, OLD)
-    try:
-        server.start()
-        server.key = server.make_key()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(home)
-
-
-@pytest.fixture
-def old(old_server) -> HeadscaleServer:
-    old_server.forget()
-    return old_server
-
-
-@pytest.fixture
-def at(old) -> At:
-    return At(old)
+pytestmark = before_headscale(0, 26)
 
 
 def enabled(server: HeadscaleServer, name: str) -> set[str]:
@@ -60,42 +24,42 @@ def test_it_is_known_for_what_it_is(at):
     assert at("info")["version"] == "0.24"  # of the API, which is that of 0.24
 
 
-def test_routes_are_approved_and_withdrawn_and_others_stay(at, old):
+def test_routes_are_approved_and_withdrawn_and_others_stay(at, headscale):
     own, other = "10.244.1.0/24", "192.168.7.0/24"
-    old.add_node("node1", "headcni", own, other)
-    old.add_node("node2", "headcni", "10.244.2.0/24")
+    headscale.add_node("node1", "headcni", own, other)
+    headscale.add_node("node2", "headcni", "10.244.2.0/24")
     nodes = [
         {"name": "node1", "routes": [own]},
         {"name": "node2", "routes": ["10.244.2.0/24"]},
     ]
     done = at.twice("routes", nodes=nodes)
     assert done["diff"]["after"] == {"node1": [own], "node2": ["10.244.2.0/24"]}
-    assert (enabled(old, "node1"), enabled(old, "node2")) == ({own}, {"10.244.2.0/24"})
+    assert (enabled(headscale, "node1"), enabled(headscale, "node2")) == ({own}, {"10.244.2.0/24"})
     at.twice("routes", nodes=[{"name": "node1", "routes": [other]}])
-    assert enabled(old, "node1") == {own, other}
+    assert enabled(headscale, "node1") == {own, other}
     at.twice("routes", nodes=[{"name": "node1", "routes": [own]}], state="absent")
-    assert enabled(old, "node1") == {other}
+    assert enabled(headscale, "node1") == {other}
     at.twice("routes", nodes=[{"name": "node1", "routes": [own]}], purge=True)
-    assert enabled(old, "node1") == {own}
+    assert enabled(headscale, "node1") == {own}
 
 
-def test_check_mode_approves_nothing(at, old):
-    old.add_node("node1", "headcni", "10.244.1.0/24")
+def test_check_mode_approves_nothing(at, headscale):
+    headscale.add_node("node1", "headcni", "10.244.1.0/24")
     nodes = [{"name": "node1", "routes": ["10.244.1.0/24"]}]
     assert at("routes", check=True, nodes=nodes)["changed"]
-    assert enabled(old, "node1") == set()
+    assert enabled(headscale, "node1") == set()
 
 
-def test_the_same_range_for_two_nodes_is_refused(at, old):
-    old.add_node("node1", "headcni", "10.244.1.0/24")
-    old.add_node("node2", "headcni", "10.244.0.0/16")
+def test_the_same_range_for_two_nodes_is_refused(at, headscale):
+    headscale.add_node("node1", "headcni", "10.244.1.0/24")
+    headscale.add_node("node2", "headcni", "10.244.0.0/16")
     at("routes", nodes=[{"name": "node2", "routes": ["10.244.0.0/16"]}])
     with pytest.raises(Failed, match=r"for node1 overlaps 10\.244\.0\.0/16 of node node2"):
         at("routes", nodes=[{"name": "node1", "routes": ["10.244.1.0/24"]}])
 
 
-def test_a_route_that_was_never_advertised_cannot_be_approved_and_the_error_says_why(at, old):
-    old.add_node("node1")
+def test_a_route_that_was_never_advertised_cannot_be_approved_and_the_error_says_why(at, headscale):
+    headscale.add_node("node1")
     nodes = [{"name": "node1", "routes": ["10.244.1.0/24"]}]
     with pytest.raises(
         Failed, match=r"approves only what a node has advertised, .*: node1 10\.244\.1\.0/24; wait"
@@ -103,34 +67,34 @@ def test_a_route_that_was_never_advertised_cannot_be_approved_and_the_error_says
         at("routes", nodes=nodes, wait_served=1)
 
 
-def test_a_node_that_advertises_nothing_does_not_keep_the_others_from_their_routes(at, old):
-    old.add_node("node1")
-    old.add_node("node2", "headcni", "10.244.2.0/24")
+def test_a_node_that_advertises_nothing_does_not_keep_the_others_from_their_routes(at, headscale):
+    headscale.add_node("node1")
+    headscale.add_node("node2", "headcni", "10.244.2.0/24")
     nodes = [{"name": f"node{n}", "routes": [f"10.244.{n}.0/24"]} for n in (1, 2)]
     done = at("routes", nodes=nodes, problems="report")
     assert list(done["problems"]) == ["node1"]
     assert "this one has not: node1 10.244.1.0/24; wait" in done["problems"]["node1"]
     assert set(done["diff"]["after"]) == {"node2"}
-    assert enabled(old, "node2") == {"10.244.2.0/24"}
+    assert enabled(headscale, "node2") == {"10.244.2.0/24"}
 
 
-def test_users_are_made_renamed_and_removed(at, old):
+def test_users_are_made_renamed_and_removed(at, headscale):
     at.twice("user", name="headcni")
     at.twice("user", name="kubernetes", renamed_from="headcni")
-    old.add_node("node1", "kubernetes")
+    headscale.add_node("node1", "kubernetes")
     with pytest.raises(Failed, match="owns 1 nodes"):
         at("user", name="kubernetes", state="absent")
     at.twice("user", name="kubernetes", state="absent", remove_nodes=True)
-    assert old.users == {}
+    assert headscale.users == {}
 
 
-def test_keys_are_minted_and_expired_but_not_deleted(at, old):
-    old.add_user("headcni")
+def test_keys_are_minted_and_expired_but_not_deleted(at, headscale):
+    headscale.add_user("headcni")
     made = at("preauth_key", user="headcni", tags=["tag:k8s"], reusable=True)
     assert made["key"]
     done = at.twice("preauth_key", state="expired", user="headcni", id=made["id"])
     assert [key["id"] for key in done["keys"]] == [made["id"]]
-    (held,) = old.ask("GET", "preauthkey?user=headcni")["preAuthKeys"]
+    (held,) = headscale.ask("GET", "preauthkey?user=headcni")["preAuthKeys"]
     assert held["aclTags"] == ["tag:k8s"]
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     assert held["expiration"][:19] <= now
@@ -146,11 +110,11 @@ def test_keys_are_minted_and_expired_but_not_deleted(at, old):
             at("preauth_key", **given)
 
 
-def test_nodes_are_renamed_tagged_and_removed(at, old):
-    old.add_node("node1")
+def test_nodes_are_renamed_tagged_and_removed(at, headscale):
+    headscale.add_node("node1")
     done = at.twice("node", name="node1", new_name="rack", tags=["tag:k8s"])
     assert done["node"]["tags"] == ["tag:k8s"]
-    assert old.nodes["rack"]["forcedTags"] == ["tag:k8s"]
+    assert headscale.nodes["rack"]["forcedTags"] == ["tag:k8s"]
     at("node", name="rack", expiry="now")
     assert not at("node", name="rack", expiry="now")["changed"]
     with pytest.raises(Failed, match=r"expiry: never, and Headscale 0.24 cannot take"):
@@ -158,18 +122,18 @@ def test_nodes_are_renamed_tagged_and_removed(at, old):
     at.twice("node", name="rack", state="absent")
 
 
-def test_a_policy_made_anew_still_allows_everything(at, old):
+def test_a_policy_made_anew_still_allows_everything(at, headscale):
     at.twice("policy", routes={"10.244.0.0/16": ["tag:k8s"]}, tag_owners={"tag:k8s": ["headcni"]})
-    assert '"acls"' in old.policy and '"*:*"' in old.policy
+    assert '"acls"' in headscale.policy and '"*:*"' in headscale.policy
     at.twice("policy", routes={"10.244.0.0/16": ["tag:k8s"]}, state="absent")
-    assert "10.244.0.0/16" not in old.policy
+    assert "10.244.0.0/16" not in headscale.policy
 
 
-def test_a_real_node_is_waited_for_until_it_advertises_and_serves(at, old, tailscaleds):
-    old.add_user("headcni")
+def test_a_real_node_is_waited_for_until_it_advertises_and_serves(at, headscale, tailscaleds):
+    headscale.add_user("headcni")
     key = at("preauth_key", user="headcni")["key"]
     node = tailscaleds()
-    node_key = node.join(old.url, key, "alpha")
+    node_key = node.join(headscale.url, key, "alpha")
     later = threading.Timer(3, node.tailscale, ["set", "--advertise-routes=10.244.1.0/24"])
     later.start()
     nodes = [{"node_key": node_key, "routes": ["10.244.1.0/24"]}]

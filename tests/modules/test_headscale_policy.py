@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from ansible_module import Failed
-from headscale_server import HeadscaleServer, until
+from headscale_server import HeadscaleServer, from_headscale, until
 
 from tests.modules.conftest import At
+
+pytestmark = from_headscale(0, 26)
 
 ROUTES = {"10.244.0.0/16": ["tag:k8s"], "fd44::/48": ["tag:k8s"]}
 POLICY = """\

@@ -19,12 +19,14 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale_access impo
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import with_tests
 from ansible_module import Failed
-from headscale_server import HeadscaleServer, Tailscaled, until
+from headscale_server import HeadscaleServer, Tailscaled, from_headscale, until
 from lab_command import CHECKOUT
 from netmap import netmap, reaches
 from pod_policies import PODS, POLICIES, RANGES, TAG, V4, acl, grant, policy
 
 from tests.modules.conftest import At
+
+pytestmark = from_headscale(0, 26)
 
 MARK = "192.0.2.7/32"
 

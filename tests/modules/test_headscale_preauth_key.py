@@ -7,6 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from ansible_module import Failed
+from headscale_server import from_headscale
+
+pytestmark = from_headscale(0, 26)
 
 
 def seconds_left(text: str) -> float:

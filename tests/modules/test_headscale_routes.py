@@ -6,7 +6,9 @@ import time
 
 import pytest
 from ansible_module import Failed
-from headscale_server import until
+from headscale_server import from_headscale, until
+
+pytestmark = from_headscale(0, 26)
 
 OWN = ("10.244.1.0/24", "fd44:0:0:1::/64")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from ansible_module import Failed
+from headscale_server import from_headscale
+
+pytestmark = from_headscale(0, 26)
 
 
 def test_a_user_is_made_once(at, headscale):

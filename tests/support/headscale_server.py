@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import socket
@@ -15,9 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lab import tools
 
 PATIENCE = 30.0
+# Which Headscale the tests run, and its version as numbers.
+HEADSCALE = tools.headscale(os.environ.get("HEADCNI_HEADSCALE", ""))
+VERSION = tuple(map(int, tools.headscale_version(HEADSCALE).split(".")))
+
+
+def from_headscale(*oldest: int) -> pytest.MarkDecorator:
+    wanted = f"for Headscale {'.'.join(map(str, oldest))} and newer"
+    return pytest.mark.skipif(oldest > VERSION, reason=wanted)
+
+
+def before_headscale(*too_new: int) -> pytest.MarkDecorator:
+    wanted = f"for Headscale before {'.'.join(map(str, too_new))}: make test-headscale-versions"
+    return pytest.mark.skipif(too_new <= VERSION, reason=wanted)
 
 
 def until(wanted: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -35,10 +51,7 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
 
 @dataclass
 class HeadscaleServer:
-    """`tool` says which: the lab's, or an older one."""
-
     home: Path
-    tool: tools.Tool = tools.HEADSCALE
     policy_file: str = ""  # its text; by default the policy is in the database
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -121,7 +134,7 @@ log:
 
     @property
     def _program(self) -> list[str]:
-        return [str(self.tool.bin / "headscale"), "--config", str(self.home / "config.yaml")]
+        return [str(HEADSCALE.bin / "headscale"), "--config", str(self.home / "config.yaml")]
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -181,7 +194,7 @@ log:
         if user not in self.users:
             self.add_user(user)
         number = secrets.token_urlsafe(18)  # 24 characters
-        registration = number if self.tool is not tools.HEADSCALE else f"hskey-authreq-{number}"
+        registration = number if VERSION < (0, 29) else f"hskey-authreq-{number}"
         body = {"user": user, "key": registration, "name": name, "routes": list(routes)}
         self.ask("POST", "debug/node", body)
         made = self.ask("POST", f"node/register?user={user}&key={registration}")["node"]
