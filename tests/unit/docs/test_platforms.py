@@ -27,3 +27,11 @@ def test_every_page_and_section_that_is_linked_is_there():
     for page, anchor in re.findall(r"\]\(([\w.]+\.md)(?:#([\w-]+))?\)", TEXT):
         titles = re.findall(r"(?m)^#+ (.*)$", (CHECKOUT / "docs" / page).read_text())
         assert not anchor or anchor in [one.lower().replace(" ", "-") for one in titles]
+
+
+def test_every_row_names_the_test_or_says_that_there_is_none():
+    tests = r"`(?:tests/|test_)|Molecule scenario `|the same$"
+    for row in (line for line in TEXT.splitlines() if line.startswith("| ")):
+        *cells, by = (cell.strip() for cell in row[1:-1].split("|"))
+        if by != "by" and not by.startswith("---") and cells[-1] != "not tested":
+            assert re.search(tests, by), row
