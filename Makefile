@@ -105,6 +105,10 @@ test-headscale-versions: cache .venv/ready ## modules, site.yml and verify.yml a
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
 	$(call pytest,tests/lab --ignore tests/lab/test_runtimes.py)
 
+.PHONY: test-quick-start
+test-quick-start: cache .venv/ready ## the commands of README.md and docs/quick-start.md, as printed (not in `test`)
+	$(PYTEST) -rP tests/quick_start
+
 .PHONY: test-outages
 test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
 	$(PYTEST) tests/outages

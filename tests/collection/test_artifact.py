@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 from lab_command import CHECKOUT
 
 ANSIBLE = CHECKOUT / ".venv" / "bin"
@@ -62,6 +64,19 @@ def test_the_artifact_has_nothing_that_only_a_checkout_needs(artifact):
         tops = {name.split("/")[0] for name in archive.getnames()}
     assert tops & CHECKOUT_ONLY == set()
     assert {"roles", "playbooks", "plugins", "meta", "README.md", "LICENSE"} <= tops
+
+
+def test_the_artifact_tells_what_the_controller_needs(artifact):
+    """ansible-builder reads both; pip installs the second."""
+    with tarfile.open(artifact) as archive:
+        files = {
+            name: archive.extractfile(name).read().decode()
+            for name in ("meta/execution-environment.yml", "requirements.txt")
+        }
+    described = yaml.safe_load(files["meta/execution-environment.yml"])
+    assert described == {"dependencies": {"python": "requirements.txt"}}
+    named = re.findall(r"(?m)^([\w-]+)>=[\d.]+$", files["requirements.txt"])
+    assert named == ["ansible-core", "requests"]
 
 
 def test_the_artifact_holds_no_compiled_file_and_no_link_that_leads_out_of_it(artifact):

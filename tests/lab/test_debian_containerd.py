@@ -6,18 +6,12 @@ follow each other on one lab, as an operator would go on with it.
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from cri_pods import CRICTL, run_pod, start_containerd
+from cri_pods import CONFIG, CRICTL, run_pod, start_debians_containerd
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from site_run import Run, Site
 
-from lab import kubelet
-
-CONFIG = "/etc/containerd/config.toml"
-SECTION = '[plugins."io.containerd.grpc.v1.cri"]\n'
 TOLD = "headcni_node_cni_bin_dirs: [/opt/cni/bin, /usr/lib/cni]"
 DONE = {"headcni_node_cni_bin_dirs": ["/opt/cni/bin", "/usr/lib/cni"]}
 
@@ -33,11 +27,7 @@ def site():
     command("down")
     before = command.listing()
     command("up", "--nodes", "2")
-    packaged = command.on("node1", f"cat {CONFIG}")
-    assert re.search(r'bin_dir = "/usr/lib/cni"', packaged), packaged
-    # The package's file, with what a node that is a container needs put into its section.
-    for_the_lab = kubelet.CONTAINERD.partition("\n")[2]
-    start_containerd(command, packaged.replace(SECTION, for_the_lab, 1))
+    start_debians_containerd(command)
     yield Site(command)
     command("down")
     assert_nothing_left(before, command.listing())
