@@ -13,6 +13,7 @@ stand side by side: the second is called 0.1.0+1a2b3c4d, after its digest.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 ROOT = "/opt/headcni"
 PYTHON = "/usr/bin/python3"  # what the programs' first line says
@@ -176,7 +177,8 @@ def install(
 ) -> Release:
     """Unpack, compile, try out, and only then give it its name. `current` stays as it is."""
     ask_python(python)
-    actual = sha256(tarball)
+    content = _read_once(tarball)
+    actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
         raise ReleaseError(f"checksum: the tarball has {actual}, expected {digest}")
     folder = os.path.join(root, "releases")
@@ -187,7 +189,7 @@ def install(
         name = f"{version}+{digest[:8]}"
     path = os.path.join(folder, name)
     with _explained_space(folder), _unfinished(folder, name) as fresh:
-        unpack(tarball, fresh)
+        unpack(io.BytesIO(content), fresh)
         found = _text(os.path.join(fresh, "VERSION"))
         if found != version:
             raise ReleaseError(f"version: the tarball holds {found or 'none'}, expected {version}")
@@ -391,19 +393,20 @@ def unit_names(root: str = ROOT) -> list[str]:
     return sorted(found | {"headcni-daemon.service", "headcni-tailscaled.service"})
 
 
-def sha256(path: str) -> str:
-    digest = hashlib.sha256()
+def _read_once(path: str) -> bytes:
+    """What is verified is what is unpacked, even if the file changes meanwhile."""
     with open(path, "rb") as stream:
-        for part in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(part)
-    return digest.hexdigest()
+        content = stream.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ReleaseError("the tarball is too large to be a release of ours")
+    return content
 
 
-def unpack(tarball: str, target: str) -> None:
+def unpack(tarball: IO[bytes], target: str) -> None:
     """Without its top folder. Only plain files are taken: a release has no others."""
     room = _LARGEST
     try:
-        with tarfile.open(tarball, "r:gz") as archive:
+        with tarfile.open(fileobj=tarball, mode="r:gz") as archive:
             for member in archive:
                 parts = member.name.split("/")[1:]
                 if member.isdir():

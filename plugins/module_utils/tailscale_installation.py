@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import platform
-import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -31,6 +30,7 @@ from .tailscale_release import (
     architecture,
     block_of,
     checksum_of,
+    copy_file,
     environment_mistakes,
     fetch_bytes,
     fetch_file,
@@ -38,6 +38,8 @@ from .tailscale_release import (
     installed_version,
     is_ours,
     marked,
+    others_may_change,
+    private_file,
     sweep,
     tarball_name,
     unpack,
@@ -163,11 +165,11 @@ class Installation:
         self.changed = True
         if self.check:
             return
-        with tempfile.TemporaryDirectory(prefix="headcni-", dir="/var/tmp") as folder:
-            tarball = self.wanted["src"]
+        with private_file() as tarball:
             if self.wanted["method"] == "tarball":
-                tarball = os.path.join(folder, name)
                 fetch_file(what, tarball, *self._site("url")[1:])
+            else:
+                copy_file(what, tarball)
             if digest:
                 verify(tarball, digest, what)
             contents = unpack(tarball, what, version, self.arch, staging)
@@ -193,8 +195,19 @@ class Installation:
                 f"src: {what or 'none given'}: there is no such file on the node; "
                 f"copy {name} there first"
             )
+        if not given and not self.check:
+            self.refuse_files_of_others(what)
         found = given or _text(f"{what}.sha256")
         return checksum_of(found, "checksum") if found else "", what
+
+    def refuse_files_of_others(self, source: str) -> None:
+        """Without a checksum, whoever may write the tarball decides what runs as root."""
+        theirs = others_may_change(source)
+        if theirs:
+            raise InstallError(
+                f"src: users other than root may change {theirs}: give the tarball's SHA-256 by "
+                "the option checksum, or put it where only root may write, such as /root"
+            )
 
     def refuse_a_masked_unit(self) -> None:
         if self.service.look().masked:

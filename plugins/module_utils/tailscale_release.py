@@ -17,8 +17,10 @@ import http.client
 import os
 import re
 import socket
+import stat
 import subprocess
 import tarfile
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -78,6 +80,7 @@ _MARK = f"# Installed by {_BLOCK} from "
 TRIES = 3
 CHUNK = 1 << 20
 LARGEST = 1 << 30
+SPACIOUS = "/var/tmp"  # noqa: S108 – on many nodes /tmp is in memory; only nameless files go here
 
 
 class InstallError(Exception):
@@ -109,16 +112,25 @@ def checksum_of(text: str, source: str) -> str:
     return found[1].lower()
 
 
-def file_digest(path: str) -> str:
+@contextmanager
+def private_file() -> Iterator[IO[bytes]]:
+    """A file without a name, which no other user can open: what is verified is what is unpacked."""
+    with writing(SPACIOUS):
+        file = tempfile.TemporaryFile(dir=SPACIOUS)  # noqa: SIM115 – the caller closes it
+    with file:
+        yield file
+
+
+def file_digest(file: IO[bytes]) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            digest.update(chunk)
+    file.seek(0)
+    for chunk in iter(lambda: file.read(CHUNK), b""):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def verify(path: str, wanted: str, what: str) -> None:
-    found = file_digest(path)
+def verify(file: IO[bytes], wanted: str, what: str) -> None:
+    found = file_digest(file)
     if found != wanted:
         raise InstallError(
             f"{what} has the SHA-256 {found}, expected {wanted}: it is damaged, or not what was "
@@ -133,11 +145,46 @@ def fetch_bytes(url: str, timeout: float, validate_certs: bool = True) -> bytes:
         return body
 
 
-def fetch_file(url: str, target: str, timeout: float, validate_certs: bool = True) -> None:
+def copy_file(source: str, file: IO[bytes]) -> None:
+    """Copy a file that another user may be able to change, even meanwhile: only the copy counts."""
+    # Without O_NONBLOCK, a pipe in its place would hold us up for ever.
+    try:
+        handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as problem:
+        raise InstallError(f"src: {source} cannot be read: {problem.strerror}") from None
+    found = os.fstat(handle)
+    size = found.st_size
+    if not stat.S_ISREG(found.st_mode) or size > LARGEST:
+        os.close(handle)
+        raise InstallError(f"src: {source} is not a file of at most {LARGEST >> 20} MiB")
+    with open(handle, "rb") as given:
+        for chunk in iter(lambda: given.read(CHUNK), b""):
+            size -= len(chunk)
+            if size < 0:
+                raise InstallError(f"src: {source} grows while it is read: nothing was installed")
+            with writing(SPACIOUS):
+                file.write(chunk)
+
+
+def others_may_change(path: str) -> str:
+    """The first part of the path that a user other than root could replace; empty if none."""
+    part = os.path.realpath(path)
+    while True:
+        found = os.lstat(part)
+        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return part
+        if part == os.path.dirname(part):
+            return ""
+        part = os.path.dirname(part)
+
+
+def fetch_file(url: str, file: IO[bytes], timeout: float, validate_certs: bool = True) -> None:
     """Download, whole or not at all. Only what a second try may mend is tried again."""
     for last in (False,) * (TRIES - 1) + (True,):
+        file.seek(0)
+        file.truncate()
         try:
-            with _opened(url, timeout, validate_certs) as answer, open(target, "wb") as file:
+            with _opened(url, timeout, validate_certs) as answer:
                 _copy(answer, file, url)
             return
         except _Truncated as problem:
@@ -157,7 +204,9 @@ def _copy(answer: Any, file: IO[bytes], url: str) -> None:
         try:
             for chunk in iter(lambda: answer.read(CHUNK), b""):
                 size += len(chunk)
-                with writing(file.name):
+                if size > LARGEST:
+                    raise InstallError(f"{url} has more than {LARGEST >> 20} MiB: it is no tarball")
+                with writing(SPACIOUS):
                     file.write(chunk)
         except http.client.IncompleteRead as problem:
             size += len(problem.partial)
@@ -311,13 +360,14 @@ def _sync(folder: str) -> None:
         os.close(handle)
 
 
-def unpack(tarball: str, what: str, version: str, arch: str, staging: Staging) -> Contents:
+def unpack(tarball: IO[bytes], what: str, version: str, arch: str, staging: Staging) -> Contents:
     """Stage both programs, once they have proved to be of this version and for this node."""
     programs = {"tailscale": CLI, "tailscaled": DAEMON}
     texts = {"systemd/tailscaled.service": "", "systemd/tailscaled.defaults": ""}
     staged: dict[str, str] = {}
     try:
         # One pass, to the very end, where the checksum of gzip's own is.
+        tarball.seek(0)
         with gzip.open(tarball, "rb") as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:

@@ -53,7 +53,9 @@ options:
   checksum:
     description:
       - The SHA-256 of the tarball. Without it, that in the C(.sha256) file beside the tarball
-        counts; with O(method=files) there need not be one.
+        counts.
+      - With O(method=files) it may be left out only if nobody but root may change O(src) and the
+        directories above it. Otherwise a local user could replace what runs as root.
     type: str
     default: ""
   environment:
@@ -117,7 +119,7 @@ EXAMPLES = r"""
   headcni.mesh.tailscale_install:
     method: files
     version: 1.102.5
-    src: /var/cache/tailscale_1.102.5_amd64.tgz
+    src: /root/tailscale_1.102.5_amd64.tgz
     service: none
 """
 

@@ -222,8 +222,8 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
 
 def _unpack(tarball: Path, target: Path) -> None:
-    with _unfinished(target) as fresh:
-        node_release.unpack(str(tarball), str(fresh))
+    with _unfinished(target) as fresh, tarball.open("rb") as file:
+        node_release.unpack(file, str(fresh))
     for old in sorted(target.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEEP]:
         if old != target:
             shutil.rmtree(old, ignore_errors=True)

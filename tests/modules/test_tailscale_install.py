@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tailscale_nodes import DERP, Failed, Nodes, nodes_of
-from tailscale_site import ARCH, NEWER, OLDER, repository, tarball_name
+from tailscale_site import ARCH, NEWER, OLDER, contents, pack, repository, tarball_name
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +227,61 @@ def test_k3s_ansible_393_nodes_without_a_way_out_are_served_by_the_controller(no
     assert "changed=0" in again
     assert "Copy the tarball to the node" not in again
     assert len(nodes.site.asked) == asked
+
+
+# What a user of the node without any rights does: the name is known beforehand, and so are the
+# bytes, which anybody can download.
+ATTACKER = """\
+import os, shutil, sys, time
+name, good, evil, seconds = sys.argv[1], sys.argv[2], sys.argv[3], 120
+for _ in range(seconds * 100):
+    for folder in [*os.listdir("/var/tmp"), "."]:
+        path = os.path.join("/var/tmp", folder, name)
+        try:
+            mine = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            continue
+        with open(good, "rb") as content:
+            os.write(mine, content.read())
+        print("planted", path, flush=True)
+        for _ in range(seconds * 1000):
+            if os.fstat(mine).st_uid == 0:  # the role has taken the file for its own
+                with open(evil, "rb") as content:
+                    os.ftruncate(mine, 0)
+                    os.pwrite(mine, content.read(), 0)
+                print("rewritten", path, flush=True)
+                sys.exit()
+            time.sleep(0.001)
+    time.sleep(0.01)
+"""
+
+
+def test_a_local_user_who_plants_the_tarball_does_not_become_root(nodes, tmp_path):
+    nodes.run("tailscale_install", "node2", state="absent")
+    name = tarball_name(NEWER)
+    good = nodes.site.files[f"/stable/{name}"]
+    files = contents(NEWER)
+    evil = pack({**files, "tailscaled": files["tailscaled"] + b"EVIL"}, NEWER)
+    for path, data in (("good", good), ("evil", evil), ("attack.py", ATTACKER.encode())):
+        nodes.lab.write("node2", f"/srv/{path}", data)
+    nodes.on(
+        "chmod 644 /srv/*; systemd-run --quiet --unit=attack --uid=nobody"
+        f" python3 /srv/attack.py {name} /srv/good /srv/evil; sleep 3",
+        "node2",
+    )
+    try:
+        (tmp_path / "play.yml").write_text(ROLE)
+        (tmp_path / name).write_bytes(good)
+        nodes.lab.run(
+            *(".venv/bin/ansible-playbook", "-i", "inventories/lab", str(tmp_path / "play.yml")),
+            *("-e", "tailscale_method=files", "-e", f"tailscale_files_dir={tmp_path}"),
+            *("-e", f"tailscale_version={NEWER}"),
+        )
+        assert "planted" in nodes.on("journalctl --no-pager --unit=attack", "node2")
+        assert nodes.on("tail -c 4 /usr/sbin/tailscaled | tr -d '\\0'", "node2") != "EVIL"
+        assert "rewritten" not in nodes.on("journalctl --no-pager --unit=attack", "node2")
+    finally:
+        nodes.on(f"systemctl stop attack; rm -rf /srv/* /var/tmp/{name}; true", "node2")
 
 
 # From packages.

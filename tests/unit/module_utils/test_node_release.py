@@ -9,6 +9,7 @@ import stat
 import sys
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import node_release
@@ -131,9 +132,25 @@ def test_a_cut_off_tarball_is_told(root, tmp_path):
     whole = Tarball(tmp_path / "t.tar.gz", **{"vendor/random.py": os.urandom(9000).hex()})
     with open(whole.path, "r+b") as file:
         file.truncate(4000)
-    digest = node_release.sha256(whole.path)
+    digest = hashlib.sha256(Path(whole.path).read_bytes()).hexdigest()
     with pytest.raises(ReleaseError, match="cannot be read"):
         node_release.install(whole.path, "1.0.0", digest, str(root), sys.executable)
+
+
+def test_a_tarball_that_is_rewritten_after_the_check_is_installed_as_it_was(
+    root, tmp_path, monkeypatch
+):
+    tarball = Tarball(tmp_path / "t.tar.gz")
+    evil = Tarball(tmp_path / "evil.tar.gz", **{"vendor/some.py": "evil"})
+    sweep = node_release._sweep
+
+    def rewrite_and_sweep(folder: str) -> None:
+        Path(tarball.path).write_bytes(Path(evil.path).read_bytes())
+        sweep(folder)
+
+    monkeypatch.setattr(node_release, "_sweep", rewrite_and_sweep)
+    made = tarball.install(root)
+    assert Path(made.path, "vendor/some.py").read_text() == ""
 
 
 def test_what_a_killed_run_left_is_swept_away(root, tmp_path):

@@ -23,11 +23,14 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release imp
     architecture,
     block_of,
     checksum_of,
+    copy_file,
     elf_machine,
     environment_mistakes,
     fetch_bytes,
     fetch_file,
     installed_version,
+    others_may_change,
+    private_file,
     unpack,
     variables,
     verify,
@@ -100,10 +103,49 @@ def test_what_is_no_checksum_is_refused(text):
 
 
 def test_a_tarball_with_another_checksum_is_refused(tmp_path):
-    (tmp_path / "t").write_bytes(b"x")
-    verify(str(tmp_path / "t"), DIGEST, "t")
+    verify(io.BytesIO(b"x"), DIGEST, "t")
     with pytest.raises(InstallError, match=f"has the SHA-256 {DIGEST}, expected 0000"):
-        verify(str(tmp_path / "t"), "0" * 64, "t")
+        verify(io.BytesIO(b"x"), "0" * 64, "t")
+
+
+def test_a_tarball_that_its_owner_rewrites_after_the_check_is_unpacked_as_it_was(tmp_path):
+    source = tmp_path / "t"
+    source.write_bytes(b"x")
+    with source.open("r+b") as attacker, private_file() as copy:
+        copy_file(str(source), copy)
+        verify(copy, DIGEST, "t")
+        attacker.write(b"evil")
+        attacker.flush()
+        assert source.read_bytes() == b"evil"
+        copy.seek(0)
+        assert copy.read() == b"x"
+        assert os.fstat(copy.fileno()).st_nlink == 0  # it has no name, so nobody can open it
+
+
+def test_a_pipe_or_a_folder_in_the_place_of_a_tarball_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(InstallError, match="is not a file of at most 1024 MiB"):
+            copy_file(str(tmp_path / name), io.BytesIO())
+    with pytest.raises(InstallError, match="gone cannot be read: No such file"):
+        copy_file(str(tmp_path / "gone"), io.BytesIO())
+
+
+def test_a_place_that_others_may_change_is_found_wherever_it_is_on_the_path(tmp_path, monkeypatch):
+    def owned_by_root(path: str) -> os.stat_result:
+        found = os.stat(path, follow_symlinks=False)
+        mode = found.st_mode & ~0o022 if not path.startswith(str(tmp_path)) else found.st_mode
+        return os.stat_result((mode, *found[1:4], 0, *found[5:10]))
+
+    monkeypatch.setattr(tailscale_release.os, "lstat", owned_by_root)
+    (tmp_path / "a").mkdir(mode=0o755)
+    (tmp_path / "a/t").write_bytes(b"")
+    (tmp_path / "link").symlink_to("a/t")
+    assert others_may_change(str(tmp_path / "link")) == ""
+    (tmp_path / "a").chmod(0o1777)
+    assert others_may_change(str(tmp_path / "link")) == str(tmp_path / "a")
+    (tmp_path / "a/t").chmod(0o664)
+    assert others_may_change(str(tmp_path / "a/t")) == str(tmp_path / "a/t")
 
 
 # Putting files in place.
@@ -183,19 +225,19 @@ WHOLE = {
 }
 
 
-def tarball(folder: Path, contents: dict[str, bytes]) -> str:
-    path = folder / "t.tgz"
-    with tarfile.open(path, "w:gz") as archive:
+def tarball(contents: dict[str, bytes]) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for name, data in contents.items():
             entry = tarfile.TarInfo(f"tailscale_{VERSION}_amd64/{name}")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    return str(path)
+    return made
 
 
-def test_a_whole_tarball_is_unpacked_and_proved(places, tmp_path):
+def test_a_whole_tarball_is_unpacked_and_proved(places):
     with Staging() as staging:
-        contents = unpack(tarball(tmp_path, WHOLE), "t", VERSION, "amd64", staging)
+        contents = unpack(tarball(WHOLE), "t", VERSION, "amd64", staging)
         staging.commit()
     assert (places / "sbin/tailscaled").read_bytes() == PROGRAM
     assert (contents.unit, contents.defaults) == ("[Unit]\n", "PORT=1\n")
@@ -218,20 +260,17 @@ def without(name: str) -> dict[str, bytes]:
         (WHOLE, "arm64", "is made for amd64, and this node is arm64"),
     ],
 )
-def test_a_tarball_that_is_not_the_right_one_changes_nothing(
-    places, tmp_path, contents, arch, said
-):
+def test_a_tarball_that_is_not_the_right_one_changes_nothing(places, contents, arch, said):
     with pytest.raises(InstallError, match=said), Staging() as staging:
-        unpack(tarball(tmp_path, contents), "t", VERSION, arch, staging)
+        unpack(tarball(contents), "t", VERSION, arch, staging)
     assert (places / "sbin/tailscaled").read_text() == "old"
     assert os.listdir(places / "sbin") == ["tailscaled"]
     assert os.listdir(places / "bin") == ["tailscale"]
 
 
 @pytest.mark.parametrize("damage", ["text", "empty", "gzip", "cut", "cut in the middle", "sum"])
-def test_what_is_no_whole_tarball_changes_nothing(places, tmp_path, damage):
-    path = tarball(tmp_path, {**WHOLE, "tailscaled": PROGRAM + os.urandom(100000)})
-    data = Path(path).read_bytes()
+def test_what_is_no_whole_tarball_changes_nothing(places, damage):
+    data = tarball({**WHOLE, "tailscaled": PROGRAM + os.urandom(100000)}).getvalue()
     spoilt = {
         "text": b"<html>404</html>",
         "empty": b"",
@@ -241,25 +280,24 @@ def test_what_is_no_whole_tarball_changes_nothing(places, tmp_path, damage):
         # Only the very end tells: gzip's checksum, after more padding than tar need read.
         "sum": gzip.compress(gzip.decompress(data) + bytes(1 << 20))[:-8] + bytes(8),
     }
-    Path(path).write_bytes(spoilt[damage])
     with (
         pytest.raises(InstallError, match=r"t is not a whole tarball|t has no"),
         Staging() as staging,
     ):
-        unpack(path, "t", VERSION, "amd64", staging)
+        unpack(io.BytesIO(spoilt[damage]), "t", VERSION, "amd64", staging)
         staging.commit()
     assert os.listdir(places / "sbin") == ["tailscaled"]
     assert (places / "sbin/tailscaled").read_text() == "old"
 
 
-def test_a_member_that_points_elsewhere_is_not_followed(places, tmp_path):
-    path = tmp_path / "t.tgz"
-    with tarfile.open(path, "w:gz") as archive:
+def test_a_member_that_points_elsewhere_is_not_followed(places):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
         entry = tarfile.TarInfo("x/tailscale")
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(entry)
     with pytest.raises(InstallError, match="has no tailscale in it"), Staging() as staging:
-        unpack(str(path), "t", VERSION, "amd64", staging)
+        unpack(made, "t", VERSION, "amd64", staging)
 
 
 def test_programs_of_two_versions_are_mixed_and_one_alone_is_none(tmp_path):
@@ -302,22 +340,23 @@ def site(monkeypatch) -> Iterator[http.server.ThreadingHTTPServer]:
         server.shutdown()
 
 
-def test_a_file_is_fetched_and_a_short_answer_is_tried_again(site, tmp_path):
-    fetch_file(f"{site.url}/once", str(tmp_path / "f"), 5)
-    assert (tmp_path / "f").read_bytes() == b"1234567890"
+def test_a_file_is_fetched_and_a_short_answer_is_tried_again(site):
+    fetched = io.BytesIO()
+    fetch_file(f"{site.url}/once", fetched, 5)
+    assert fetched.getvalue() == b"1234567890"
     assert site.asked == 2
     assert fetch_bytes(f"{site.url}/x", 5) == b"1234567890"
 
 
-def test_an_answer_that_stays_short_is_given_up_with_its_length(site, tmp_path):
+def test_an_answer_that_stays_short_is_given_up_with_its_length(site):
     with pytest.raises(InstallError, match="ended after 5 of 10 bytes"):
-        fetch_file(f"{site.url}/cut", str(tmp_path / "f"), 5)
+        fetch_file(f"{site.url}/cut", io.BytesIO(), 5)
     assert site.asked == 3
 
 
-def test_what_is_not_there_is_not_asked_for_again(site, tmp_path):
+def test_what_is_not_there_is_not_asked_for_again(site):
     with pytest.raises(InstallError, match=r"/gone: HTTP 404 Not Found: see that the version"):
-        fetch_file(f"{site.url}/gone", str(tmp_path / "f"), 5)
+        fetch_file(f"{site.url}/gone", io.BytesIO(), 5)
     assert site.asked == 1
 
 

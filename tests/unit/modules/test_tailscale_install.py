@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import io
+import platform
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import architecture
 from ansible_module import Failed, run
 
 RIGHT: dict[str, Any] = {"version": "1.102.5"}
@@ -101,3 +108,72 @@ def test_the_files_of_a_package_that_only_its_manager_may_change_stay(monkeypatc
     monkeypatch.setattr(f"{utils}.tailscale_packages.read_os_release", lambda: {"ID": "arch"})
     with pytest.raises(Failed, match=said):
         run("tailscale_install", True, **options)
+
+
+# The attack: a local user owns the tarball's inode and keeps it open.
+
+INSTALLATION = "ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installation"
+RELEASE = "ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release"
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch) -> Path:
+    """A bare node's folders. Its programs are scripts, which count as made for this node."""
+    for name, path in (("CLI", "bin/tailscale"), ("DAEMON", "sbin/tailscaled")):
+        for module in (INSTALLATION, RELEASE):
+            monkeypatch.setattr(f"{module}.{name}", str(tmp_path / path))
+    monkeypatch.setattr(f"{RELEASE}.elf_machine", lambda _: architecture(platform.machine()))
+    monkeypatch.setattr(f"{INSTALLATION}.installed_version", lambda: "")
+    return tmp_path
+
+
+def tarball(program: str) -> bytes:
+    made = io.BytesIO()
+    texts = {
+        "tailscale": program,
+        "tailscaled": program,
+        "systemd/tailscaled.service": "[Unit]\n",
+        "systemd/tailscaled.defaults": "PORT=1\n",
+    }
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(f"tailscale/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return made.getvalue()
+
+
+GOOD, EVIL = (tarball(f"#!/bin/sh\necho 1.102.5 # {kind}\n") for kind in ("good", "evil"))
+FROM_FILE: dict[str, Any] = {**RIGHT, "method": "files", "service": "none"}
+
+
+def test_a_tarball_that_a_local_user_rewrites_after_the_check_does_not_become_root(
+    places, tmp_path, monkeypatch
+):
+    source = tmp_path / "t.tgz"
+    source.write_bytes(GOOD)
+    verify = importlib.import_module(INSTALLATION).verify
+    with source.open("r+b") as attacker:
+
+        def verify_then_rewrite(*arguments: Any) -> None:
+            verify(*arguments)
+            attacker.truncate()
+            attacker.write(EVIL)
+            attacker.flush()
+
+        monkeypatch.setattr(f"{INSTALLATION}.verify", verify_then_rewrite)
+        digest = hashlib.sha256(GOOD).hexdigest()
+        run("tailscale_install", **FROM_FILE, src=str(source), checksum=digest)
+    assert source.read_bytes() == EVIL
+    assert "good" in (places / "sbin/tailscaled").read_text()
+
+
+def test_without_a_checksum_a_tarball_that_others_may_change_is_refused(places, tmp_path):
+    source = tmp_path / "t.tgz"
+    source.write_bytes(EVIL)
+    source.chmod(0o666)
+    # Its checksum lies beside it, where others may write, too.
+    (tmp_path / "t.tgz.sha256").write_text(hashlib.sha256(EVIL).hexdigest())
+    with pytest.raises(Failed, match=rf"src: users other than root may change {source}: give the"):
+        run("tailscale_install", **FROM_FILE, src=str(source))
+    assert not (places / "sbin").exists()

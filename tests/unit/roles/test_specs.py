@@ -101,3 +101,27 @@ def test_preflight_compares_just_what_would_be_done(role, file, module, name, ot
     assert compared == {
         name: value.replace("omit", "none") for name, value in options.items() if name not in other
     }
+
+
+WORLD_WRITABLE = re.compile(r"(/var)?/tmp\b|/dev/shm\b|/run/lock\b")
+
+
+def test_no_task_uses_a_name_in_a_directory_that_everybody_may_write_to():
+    """Another user may have made the file already. Only the tempfile module may work there."""
+    checkout = ROLES[0].parent.parent
+    tasks = [*checkout.glob("roles/*/*/*.yml"), *checkout.glob("playbooks/**/*.yml")]
+    assert len(tasks) > 40
+    found = [
+        f"{file.relative_to(checkout)}: {line.strip()}"
+        for file in tasks
+        for line in file.read_text().splitlines()
+        if WORLD_WRITABLE.search(line)
+    ]
+    assert found == ["roles/tailscale/tasks/files.yml: path: /var/tmp"]
+    (private,) = (
+        task
+        for block in yaml.safe_load((checkout / "roles/tailscale/tasks/files.yml").read_text())
+        for task in block["block"]
+        if "/var/tmp" in str(task)
+    )
+    assert private["ansible.builtin.tempfile"]["state"] == "directory"
