@@ -188,6 +188,10 @@ lock: .venv/ready ## pin both requirements.in anew
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file plugins/cni/requirements.lock plugins/cni/requirements.in
 
+.PHONY: checksums
+checksums: ## note the SHA-256 of a version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
+	python3 tests/support/tailscale_checksums.py $(TAILSCALE)
+
 .PHONY: release
 release: .venv/ready ## build dist/headcni-runtime-VERSION.tar.gz, what a node installs
 	@$(PY) plugins/cni/release.py --output dist

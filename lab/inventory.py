@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import tools
 from .layout import CONTROL, Lab, Plan
 
 GROUPS = {
@@ -30,11 +31,18 @@ def data(lab: Lab, plan: Plan) -> dict[str, Any]:
                 "lab_dir": str(lab.dir),
                 "lab_headscale_url": plan.headscale_url,
                 "lab_mirror_url": plan.mirror_url,
+                "lab_tailscale_checksums": _checksums(),
                 "lab_tailscale_version": plan.tailscale_version,
                 "lab_underlay": str(plan.underlay),
             },
         },
     }
+
+
+def _checksums() -> dict[str, str]:
+    """The SHA-256 of the mirror's tarballs, by their names."""
+    files = (tools.TAILSCALE.home / "mirror" / "stable").glob("*.tgz.sha256")
+    return {file.stem: file.read_text().strip() for file in files}
 
 
 def _nodes(plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import io
 import re
 import subprocess
@@ -45,14 +46,42 @@ def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
     sources = [*(HERE / "headcni").rglob("*.py"), *(HERE / "headcni").rglob("*.json")]
     for source in sorted(sources):
         yield str(source.relative_to(HERE)), source.read_bytes(), 0o644
-    for wheel in sorted(wheels.glob("*.whl")):
-        if not wheel.name.endswith("-none-any.whl"):
-            sys.exit(f"release: {wheel.name} is not pure Python: nodes have other architectures")
-        with zipfile.ZipFile(wheel) as archive:
+    for wheel in locked_wheels(wheels):
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             for name in sorted(archive.namelist()):
                 if not name.endswith("/"):
                     yield f"vendor/{name}", archive.read(name), 0o644
     yield "VERSION", f"{version()}\n".encode(), 0o644
+
+
+def locked_wheels(folder: Path) -> Iterator[bytes]:
+    """The folder's wheels in order of their names, which must be just those of the lock file."""
+    missing = {}
+    for entry in re.split(r"^(?=\S+==)", LOCK.read_text(), flags=re.M)[1:]:
+        name = re.match(r"[\w.-]+", entry)
+        if name:
+            missing[_normal(name[0])] = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", entry))
+    for wheel in sorted(folder.glob("*.whl")):
+        if not wheel.name.endswith("-none-any.whl"):
+            sys.exit(f"release: {wheel.name} is not pure Python: nodes have other architectures")
+        hashes = missing.pop(_normal(wheel.name.split("-")[0]), None)
+        if hashes is None:
+            sys.exit(f"release: {wheel} is not in {LOCK.name}, or is there twice: remove it")
+        content = wheel.read_bytes()  # once: what is verified is what is packed
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in hashes:
+            sys.exit(
+                f"release: {wheel} has the SHA-256 {digest}, and {LOCK.name} expects another: "
+                "remove it, and fetch the one that the lock file names"
+            )
+        yield content
+    if missing:
+        lacking = ", ".join(sorted(missing))
+        sys.exit(f"release: {folder} has no wheel of {lacking}, which {LOCK.name} names")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def fetch_wheels(target: Path) -> None:

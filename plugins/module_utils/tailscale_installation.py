@@ -13,8 +13,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from . import openpgp
 from .node import secrets_of
 from .package_owner import package_owner
+from .tailscale_checksums import KNOWN
 from .tailscale_packages import Packages, packages
 from .tailscale_release import (
     CLI,
@@ -68,11 +70,20 @@ def mistakes(wanted: dict[str, Any]) -> list[str]:
         for name in ("url", "repository_url")
         if not wanted[name].startswith(("http://", "https://"))
     ]
-    if wanted["checksum"]:
-        try:
-            checksum_of(wanted["checksum"], "checksum")
-        except InstallError as problem:
-            wrong.append(str(problem))
+    sums = {f"checksums.{name}": value for name, value in wanted["checksums"].items()}
+    for source, value in {"checksum": wanted["checksum"], **sums}.items():
+        if value or source != "checksum":
+            try:
+                checksum_of(str(value), source)
+            except InstallError as problem:
+                wrong.append(str(problem))
+    wrong += [
+        f"repository_keys: {key!r} is no fingerprint: expected 40 hexadecimal digits"
+        for key in wanted["repository_keys"]
+        if not openpgp.normal(key)
+    ]
+    if wanted["method"] == "package" and not wanted["repository_keys"]:
+        wrong.append("repository_keys: empty, expected the fingerprint of the repository's key")
     return wrong
 
 
@@ -125,7 +136,7 @@ class Installation:
                 staging.commit()
 
     def from_packages(self) -> None:
-        source = packages(self.module.run_command, *self._site("repository_url"))
+        source = self._packages()
         version = self.wanted["version"]
         have = source.installed()
         if have and version in ("", have):
@@ -182,14 +193,18 @@ class Installation:
 
     def _checksum(self, name: str) -> tuple[str, str]:
         """What the tarball's has to be, if it is known, and where the tarball is."""
-        given = self.wanted["checksum"]
-        if self.wanted["method"] == "tarball":
+        wanted = self.wanted
+        given = wanted["checksum"] or str(wanted["checksums"].get(name, ""))
+        if wanted["method"] == "tarball":
             what = f"{self._site('url')[0]}/{name}"
+            given = given or KNOWN.get(wanted["version"], {}).get(self.arch, "")
+            if not given:
+                self.refuse_an_unprotected_site(name)
             found = given or fetch_bytes(f"{what}.sha256", *self._site("url")[1:]).decode(
                 errors="replace"
             )
             return checksum_of(found, "checksum" if given else f"{what}.sha256"), what
-        what = self.wanted["src"] or ""
+        what = wanted["src"] or ""
         if not os.path.isfile(what) and not self.check:
             raise InstallError(
                 f"src: {what or 'none given'}: there is no such file on the node; "
@@ -199,6 +214,18 @@ class Installation:
             self.refuse_files_of_others(what)
         found = given or _text(f"{what}.sha256")
         return checksum_of(found, "checksum") if found else "", what
+
+    def refuse_an_unprotected_site(self, name: str) -> None:
+        """Its checksum could be changed on the way, together with the tarball."""
+        url = self.wanted["url"]
+        if url.startswith("https://") and self.wanted["validate_certs"]:
+            return
+        why = "over http" if url.startswith("http://") else "without a check of its certificate"
+        raise InstallError(
+            f"url: {url} is read {why}, so anybody on the way could change what runs as root, and "
+            f"no checksum is known for {name}: add its SHA-256 to checksums (role: "
+            "tailscale_checksums), or give an https:// address (role: tailscale_download_url)"
+        )
 
     def refuse_files_of_others(self, source: str) -> None:
         """Without a checksum, whoever may write the tarball decides what runs as root."""
@@ -355,9 +382,13 @@ class Installation:
         if has_systemd:
             self.service.reload()
 
+    def _packages(self) -> Packages:
+        site = self._site("repository_url")
+        return packages(self.module.run_command, self.wanted["repository_keys"], *site)
+
     def _packages_of(self, owner: str) -> Packages:
         try:
-            return packages(self.module.run_command, *self._site("repository_url"))
+            return self._packages()
         except InstallError:
             raise InstallError(
                 f"{DAEMON} belongs to the package {owner}, which is not removed here: remove it "

@@ -14,17 +14,21 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Callable, NamedTuple
 
-from .tailscale_release import OFFICIAL, InstallError, Staging, fetch_bytes
+from . import openpgp
+from .tailscale_release import InstallError, Staging, fetch_bytes
 
 Run = Callable[..., "tuple[int, str, str]"]  # AnsibleModule.run_command
 PACKAGE = "tailscale"
 APT_LIST = "/etc/apt/sources.list.d/tailscale.list"
 APT_KEYRING = "/usr/share/keyrings/tailscale-archive-keyring.gpg"
 DNF_REPO = "/etc/yum.repos.d/tailscale.repo"
+DNF_KEYRING = "/etc/pki/rpm-gpg/RPM-GPG-KEY-tailscale"
+# "Tailscale Inc. (Package repository signing key)", of 2020-02-25, which signs all repositories.
+OFFICIAL_KEY = "2596A99EAAB33821893C0A79458CA832957F5868"
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "SYSTEMD_OFFLINE": "1"}
 
 # ID of os-release, and Tailscale's folder for it. {major} is that of VERSION_ID.
@@ -83,8 +87,17 @@ class Packages(ABC):
 
     files: tuple[str, ...] = ()
 
-    def __init__(self, run: Run, source: Source, url: str, timeout: float, certs: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        source: Source,
+        keys: Collection[str],
+        url: str,
+        timeout: float,
+        certs: bool,
+    ) -> None:
         self._run = run
+        self._keys = keys
         self._source = source
         self._url = url.rstrip("/")
         self._timeout = timeout
@@ -159,6 +172,25 @@ class Packages(ABC):
             )
         return version
 
+    def _has_only_our_keys(self, path: str) -> bool:
+        have = _read(path)
+        try:
+            return openpgp.only(have, self._keys) == openpgp.binary(have)
+        except openpgp.KeyringError:
+            return False
+
+    def _fetched_keyring(self, name: str) -> bytes:
+        """The keys that the server has, without those that are not expected."""
+        address = f"{self._url}/{self._source.folder}/{name}"
+        try:
+            return openpgp.only(fetch_bytes(address, self._timeout, self._certs), self._keys)
+        except openpgp.KeyringError as problem:
+            raise InstallError(
+                f"repository_keys: {address} cannot be trusted: {problem}. Nothing was installed. "
+                "See that the address is right; for a repository that somebody else signs, give "
+                "the fingerprint of its key (role: tailscale_repository_keys)"
+            ) from None
+
     def _do(self, *words: str, check: bool = True) -> str:
         code, out, err = self._run(list(words), environ_update=_QUIET)
         if code != 0 and check:
@@ -191,13 +223,12 @@ class Apt(Packages):
         return f"deb [signed-by={APT_KEYRING}] {where}\n".encode()
 
     def ready(self) -> bool:
-        return os.path.exists(APT_KEYRING) and _read(APT_LIST) == self._line()
+        return self._has_only_our_keys(APT_KEYRING) and _read(APT_LIST) == self._line()
 
     def lacking(self) -> dict[str, bytes]:
         files = {} if _read(APT_LIST) == self._line() else {APT_LIST: self._line()}
-        if not os.path.exists(APT_KEYRING):
-            name = f"{self._source.folder}/{self._source.suite}.noarmor.gpg"
-            files[APT_KEYRING] = fetch_bytes(f"{self._url}/{name}", self._timeout, self._certs)
+        if not self._has_only_our_keys(APT_KEYRING):
+            files[APT_KEYRING] = self._fetched_keyring(f"{self._source.suite}.noarmor.gpg")
         return files
 
     def refresh(self) -> None:
@@ -221,7 +252,7 @@ class Apt(Packages):
 
 
 class Dnf(Packages):
-    files = (DNF_REPO,)
+    files = (DNF_REPO, DNF_KEYRING)
 
     def installed(self) -> str:
         return self._do("rpm", "--query", "--queryformat=%{VERSION}", PACKAGE, check=False).strip()
@@ -233,19 +264,21 @@ class Dnf(Packages):
         ).split()
         return sorted(dict.fromkeys(found), key=_numbers, reverse=True)
 
+    def _text(self) -> bytes:
+        """As Tailscale's own, but not from the server, which could turn the checks off."""
+        where = f"{self._url}/{self._source.folder}/$basearch"
+        lines = ("[tailscale-stable]", "name=Tailscale stable", f"baseurl={where}", "enabled=1")
+        checks = ("type=rpm", "repo_gpgcheck=1", "gpgcheck=1", f"gpgkey=file://{DNF_KEYRING}")
+        return "\n".join((*lines, *checks, "")).encode()
+
     def ready(self) -> bool:
-        return f"{self._url}/{self._source.folder}/".encode() in _read(DNF_REPO)
+        return self._has_only_our_keys(DNF_KEYRING) and _read(DNF_REPO) == self._text()
 
     def lacking(self) -> dict[str, bytes]:
-        """Tailscale's own file, with the addresses in it led to the repository that was asked
-        for."""
-        if self.ready():
-            return {}
-        address = f"{self._url}/{self._source.folder}/tailscale.repo"
-        text = fetch_bytes(address, self._timeout, self._certs)
-        if b"[tailscale" not in text:
-            raise InstallError(f"{address} is not a repository file of Tailscale's")
-        return {DNF_REPO: text.replace(OFFICIAL.encode(), self._url.encode())}
+        files = {} if _read(DNF_REPO) == self._text() else {DNF_REPO: self._text()}
+        if not self._has_only_our_keys(DNF_KEYRING):
+            files[DNF_KEYRING] = openpgp.armored(self._fetched_keyring("repo.gpg"))
+        return files
 
     def refresh(self) -> None:
         self._do("dnf", "--quiet", "--assumeyes", "--disablerepo=*", "--enablerepo=tailscale-*",
@@ -260,10 +293,11 @@ class Dnf(Packages):
         self._do("dnf", "--quiet", "--assumeyes", "remove", PACKAGE)
 
 
-def packages(run: Run, url: str, timeout: float, certs: bool) -> Packages:
+def packages(run: Run, keys: Collection[str], url: str, timeout: float, certs: bool) -> Packages:
     source = source_of(read_os_release())
     made = {"apt": Apt, "dnf": Dnf}[source.tool]
-    return made(run, source, url, timeout, certs)
+    expected = {openpgp.normal(key) for key in keys}
+    return made(run, source, expected, url, timeout, certs)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

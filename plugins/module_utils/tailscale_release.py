@@ -222,6 +222,8 @@ def _opened(url: str, timeout: float, validate_certs: bool) -> Iterator[Any]:
             url, timeout=timeout, validate_certs=validate_certs, http_agent="headcni.mesh"
         )
     try:
+        if url.startswith("https://") and not answer.geturl().startswith("https://"):
+            raise InstallError(f"{url} leads to {answer.geturl()}, which is not protected by TLS")
         yield answer
     finally:
         answer.close()

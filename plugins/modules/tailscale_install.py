@@ -39,25 +39,42 @@ options:
     type: str
     default: ""
   url:
-    description: Where the tarballs and their C(.sha256) files are.
+    description:
+      - Where the tarballs and their C(.sha256) files are.
+      - An C(http://) address is refused for a tarball without a known checksum.
     type: str
     default: https://pkgs.tailscale.com/stable
   repository_url:
     description: Where the package repositories are, for O(method=package).
     type: str
     default: https://pkgs.tailscale.com/stable
+  repository_keys:
+    description:
+      - The fingerprints of the keys that may sign the package repository, for O(method=package).
+        The default is Tailscale's. Other keys, and subkeys, that the server has in its keyring are
+        not passed on to apt or dnf.
+    type: list
+    elements: str
+    default: [2596A99EAAB33821893C0A79458CA832957F5868]
   src:
     description: The tarball on the node, for O(method=files). Needed only where it is not
       installed yet.
     type: path
   checksum:
     description:
-      - The SHA-256 of the tarball. Without it, that in the C(.sha256) file beside the tarball
-        counts.
+      - The SHA-256 of the tarball. Without it, O(checksums) counts, then the sums that come with
+        the collection, then the C(.sha256) file beside the tarball, which has the same server as
+        the tarball itself.
       - With O(method=files) it may be left out only if nobody but root may change O(src) and the
         directories above it. Otherwise a local user could replace what runs as root.
     type: str
     default: ""
+  checksums:
+    description:
+      - The SHA-256 of tarballs by their names, such as C(tailscale_1.102.5_amd64.tgz), for nodes of
+        several architectures and for going back to a former version.
+    type: dict
+    default: {}
   environment:
     description:
       - Environment variables for tailscaled, such as a proxy, or C(FLAGS). They are written to a
@@ -188,6 +205,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_installatio
     Installation,
     mistakes,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_packages import OFFICIAL_KEY
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import InstallError
 
 SPEC = {
@@ -196,8 +214,15 @@ SPEC = {
     "version": {"type": "str", "default": ""},
     "url": {"type": "str", "default": "https://pkgs.tailscale.com/stable"},
     "repository_url": {"type": "str", "default": "https://pkgs.tailscale.com/stable"},
+    "repository_keys": {
+        "type": "list",
+        "elements": "str",
+        "default": [OFFICIAL_KEY],
+        "no_log": False,
+    },
     "src": {"type": "path"},
     "checksum": {"type": "str", "default": ""},
+    "checksums": {"type": "dict", "default": {}},
     "environment": {"type": "dict", "default": {}},
     "port": {"type": "int"},
     "service": {"type": "str", "choices": ["managed", "none"], "default": "managed"},

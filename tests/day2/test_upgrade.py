@@ -125,6 +125,7 @@ def test_tailscale_is_changed_node_by_node_and_connections_survive(cluster, caps
                     headcni_upgrade="tailscale",
                     tailscale_version=version,
                     tailscale_download_url=f"{mirror.url}/stable",
+                    tailscale_checksums=mirror.checksums(),
                 )
             cluster.told(capsys, f"tailscale {version}")
             assert [tailscaled(cluster, node) for node in NODES] == [version, version]

@@ -300,7 +300,8 @@ def apt(nodes, tmp_path_factory) -> Iterator[Nodes]:
 
 def by_package(apt: Nodes, **options: Any) -> Any:
     repository_url = f"{apt.site.url}/repo"
-    return apt.install(method="package", repository_url=repository_url, **options)
+    given = {"repository_url": repository_url, "repository_keys": apt.site.keys, **options}
+    return apt.install(method="package", **given)
 
 
 def test_packages_come_from_the_signed_repository_and_are_pinned_up_and_down(apt):
@@ -327,11 +328,15 @@ def test_the_latest_is_what_the_repository_has_now_whatever_the_node_remembers(a
         *("-i", "inventories/lab", str(tmp_path / "play.yml"), "-e", "tailscale_method=package"),
         *("-e", f"tailscale_repository_url={apt.site.url}/grows", "-e", "tailscale_version=latest"),
     )
+    keys = apt.site.keys
     for versions in (sorted((OLDER, NEWER))[:1], (OLDER, NEWER)):
         repository(apt.site, tmp_path, "grows/debian", "bookworm", *versions)
-        apt.lab.run(".venv/bin/ansible-playbook", *argv)
+        given = json.dumps({"tailscale_repository_keys": apt.site.keys})
+        apt.lab.run(".venv/bin/ansible-playbook", *argv, "-e", given)
         assert apt.on("tailscale version | head -1") == max(versions)
-    assert "changed=0" in apt.lab.run(".venv/bin/ansible-playbook", *argv).stdout
+    again = apt.lab.run(".venv/bin/ansible-playbook", *argv, "-e", given).stdout
+    assert "changed=0" in again
+    apt.site.keys = keys
     by_package(apt, state="absent")
 
 
@@ -375,7 +380,17 @@ def test_a_repository_that_is_not_signed_by_its_key_is_not_left_behind(apt):
             apt.site.files[path.replace("/repo/", "/evil/")] = data
     apt.site.files["/evil/debian/dists/bookworm/InRelease"] = stranger
     with pytest.raises(Failed, match=r"`apt-get update` failed"):
-        apt.install(method="package", repository_url=f"{apt.site.url}/evil", version=NEWER)
+        by_package(apt, repository_url=f"{apt.site.url}/evil", version=NEWER)
+    assert (
+        apt.on("ls /etc/apt/sources.list.d/; ls /usr/share/keyrings | grep tailscale; true") == ""
+    )
+
+
+def test_a_repository_that_is_signed_by_its_own_key_is_not_trusted_on_first_use(apt):
+    """The mirror, or somebody on the way to it, has replaced the packages, signature and key."""
+    by_package(apt, state="absent")
+    with pytest.raises(Failed, match=rf"its keys are {apt.site.keys[0]}, expected 2596A99EAAB3"):
+        apt.install(method="package", repository_url=f"{apt.site.url}/repo", version=NEWER)
     assert (
         apt.on("ls /etc/apt/sources.list.d/; ls /usr/share/keyrings | grep tailscale; true") == ""
     )

@@ -47,7 +47,13 @@ class Nodes:
         return {**found, "shown": shown, "warned": done.stderr}
 
     def install(self, node: str = "node1", **options: Any) -> Any:
-        given = {"version": NEWER, "url": f"{self.site.url}/stable", "environment": DERP, **options}
+        given = {
+            "version": NEWER,
+            "url": f"{self.site.url}/stable",
+            "checksums": self.site.checksums(),
+            "environment": DERP,
+            **options,
+        }
         return self.run("tailscale_install", node, **given)
 
     def on(self, command: str, node: str = "node1") -> str:

@@ -66,12 +66,20 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)  # fingerprints of the repositories' keys
 
-    def offer(self, folder: str, version: str, data: bytes, checksum: str = "") -> None:
+    def checksums(self, folder: str = "stable") -> dict[str, str]:
+        """Of the tarballs offered there, by their names: without them, http is refused."""
+        return {
+            path.rpartition("/")[2]: hashlib.sha256(data).hexdigest()
+            for path, data in self.files.items()
+            if path.startswith(f"/{folder}/") and path.endswith(".tgz")
+        }
+
+    def offer(self, folder: str, version: str, data: bytes) -> None:
         path = f"/{folder}/{tarball_name(version)}"
         self.files[path] = data
-        digest = checksum or hashlib.sha256(data).hexdigest()
-        self.files[f"{path}.sha256"] = digest.encode()
+        self.files[f"{path}.sha256"] = hashlib.sha256(data).hexdigest().encode()
 
 
 @contextmanager
@@ -167,6 +175,8 @@ def repository(site: Site, folder: Path, prefix: str, suite: str, *versions: str
     site.files[f"/{prefix}/dists/{suite}/InRelease"] = _run(
         *gpg, "--clearsign", "--output", "-", str(folder / "Release")
     ).encode()
+    listed = _run(*gpg, "--list-keys", "--with-colons").splitlines()
+    site.keys = [line.split(":")[9] for line in listed if line.startswith("fpr:")][:1]
     key = subprocess.run([*gpg, "--export"], capture_output=True, timeout=60, check=True).stdout
     site.files[f"/{prefix}/{suite}.noarmor.gpg"] = key
     _run("gpgconf", "--homedir", str(home), "--kill", "all")

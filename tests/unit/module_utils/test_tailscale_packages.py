@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import tailscale_packages
+from ansible_collections.headcni.mesh.plugins.module_utils import openpgp, tailscale_packages
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_packages import (
     Apt,
     Dnf,
@@ -16,6 +16,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_packages im
     source_of,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import InstallError
+from openpgp_keys import EXPECTED, EXPECTED_FINGERPRINT, ROGUE
 
 URL = "https://mirror.example.org/stable"
 
@@ -79,23 +80,34 @@ class Machine:
 
 @pytest.fixture
 def files(tmp_path, monkeypatch) -> Path:
-    for name in ("APT_LIST", "APT_KEYRING", "DNF_REPO"):
-        monkeypatch.setattr(tailscale_packages, name, str(tmp_path / name))
-    monkeypatch.setattr(
-        tailscale_packages, "fetch_bytes", lambda url, *_: f"[tailscale] {url}".encode()
-    )
+    for name in ("APT_LIST", "APT_KEYRING", "DNF_REPO", "DNF_KEYRING"):
+        monkeypatch.setattr(tailscale_packages, name, str(tmp_path / name), raising=False)
     return tmp_path
 
 
+@pytest.fixture
+def server(monkeypatch) -> dict[str, bytes]:
+    """What the repository's server has, by its address."""
+    pages = {
+        f"{URL}/debian/bookworm.noarmor.gpg": EXPECTED,
+        f"{URL}/rhel/9/repo.gpg": openpgp.armored(EXPECTED),
+    }
+    monkeypatch.setattr(tailscale_packages, "fetch_bytes", lambda url, *_: pages[url])
+    return pages
+
+
+KEYS = {EXPECTED_FINGERPRINT}
+
+
 def apt(machine: Machine) -> Apt:
-    return Apt(machine, Source("apt", "debian", "bookworm"), URL, 10, True)
+    return Apt(machine, Source("apt", "debian", "bookworm"), KEYS, URL, 10, True)
 
 
 def dnf(machine: Machine) -> Dnf:
-    return Dnf(machine, Source("dnf", "rhel/9"), URL, 10, True)
+    return Dnf(machine, Source("dnf", "rhel/9"), KEYS, URL, 10, True)
 
 
-def test_apt_is_given_the_repository_signed_by_its_key(files):
+def test_apt_is_given_the_repository_signed_by_its_key(files, server):
     machine = Machine()
     assert not apt(machine).ready()
     with apt(machine).prepared():
@@ -103,13 +115,13 @@ def test_apt_is_given_the_repository_signed_by_its_key(files):
     assert (files / "APT_LIST").read_text() == (
         f"deb [signed-by={files}/APT_KEYRING] {URL}/debian bookworm main\n"
     )
-    assert (files / "APT_KEYRING").read_text().endswith(f"{URL}/debian/bookworm.noarmor.gpg")
+    assert (files / "APT_KEYRING").read_bytes() == openpgp.only(EXPECTED, KEYS)
     assert apt(machine).ready()
     assert machine.ran[0][:2] == ["apt-get", "update"]
     assert f"--option=Dir::Etc::sourcelist={files}/APT_LIST" in machine.ran[0]
 
 
-def test_a_repository_that_does_not_answer_is_not_left_behind(files):
+def test_a_repository_that_does_not_answer_is_not_left_behind(files, server):
     (files / "APT_LIST").write_text("deb of the user's\n")
     machine = Machine(apt_get_update=(100, "", "E: The repository is not signed.\n"))
     said = "`apt-get update` failed: E: The repository is not"
@@ -119,7 +131,40 @@ def test_a_repository_that_does_not_answer_is_not_left_behind(files):
     assert os.listdir(files) == ["APT_LIST"]
 
 
-def test_nor_is_one_that_was_of_no_use(files):
+@pytest.mark.parametrize("rogue", [ROGUE, b"<html>404</html>", b""])
+@pytest.mark.parametrize("make", [apt, dnf])
+def test_a_mirrors_own_key_is_not_trusted_on_first_use(files, server, make, rogue):
+    for address in server:
+        server[address] = rogue
+    said = rf"repository_keys: {URL}/.* cannot be trusted: .*give the fingerprint"
+    with pytest.raises(InstallError, match=said), make(Machine()).prepared():
+        pass
+    assert os.listdir(files) == []
+
+
+@pytest.mark.parametrize(("make", "keyring"), [(apt, "APT_KEYRING"), (dnf, "DNF_KEYRING")])
+def test_a_key_that_a_mirror_has_added_is_not_passed_on(files, server, make, keyring):
+    for address in server:
+        server[address] = EXPECTED + ROGUE
+    with make(Machine()).prepared():
+        pass
+    written = openpgp.binary((files / keyring).read_bytes())
+    assert written == openpgp.only(EXPECTED, KEYS)
+
+
+@pytest.mark.parametrize(("make", "keyring"), [(apt, "APT_KEYRING"), (dnf, "DNF_KEYRING")])
+def test_a_keyring_that_an_earlier_run_trusted_on_first_use_is_replaced(
+    files, server, make, keyring
+):
+    (files / keyring).write_bytes(ROGUE)
+    assert not make(Machine()).ready()
+    with make(Machine()).prepared():
+        pass
+    assert openpgp.binary((files / keyring).read_bytes()) == openpgp.only(EXPECTED, KEYS)
+    assert make(Machine()).ready()
+
+
+def test_nor_is_one_that_was_of_no_use(files, server):
     with pytest.raises(InstallError, match="has no tailscale"), apt(Machine()).prepared():
         apt(Machine()).choose("1.2.3")
     assert os.listdir(files) == []
@@ -164,24 +209,16 @@ def test_what_apt_has_installed(files, said, version):
     assert apt(Machine(dpkg_query=said)).installed() == version
 
 
-def test_dnf_gets_tailscales_own_file_led_to_the_mirror(files, monkeypatch):
-    official = b"[tailscale-stable]\nbaseurl=https://pkgs.tailscale.com/stable/rhel/9/$basearch\n"
-    monkeypatch.setattr(tailscale_packages, "fetch_bytes", lambda *_: official)
+def test_dnf_is_given_the_repository_with_its_checks_on(files, server):
     source = dnf(Machine())
     assert not source.ready()
     with source.prepared():
         pass
-    assert f"baseurl={URL}/rhel/9/$basearch" in (files / "DNF_REPO").read_text()
+    written = (files / "DNF_REPO").read_text().splitlines()
+    assert f"baseurl={URL}/rhel/9/$basearch" in written
+    assert {"repo_gpgcheck=1", "gpgcheck=1", f"gpgkey=file://{files}/DNF_KEYRING"} <= set(written)
     assert source.ready()
     assert source.lacking() == {}
-
-
-def test_what_is_no_repository_file_is_not_written(files, monkeypatch):
-    monkeypatch.setattr(tailscale_packages, "fetch_bytes", lambda *_: b"<html>")
-    said = r"rhel/9/tailscale.repo is not a repository file"
-    with pytest.raises(InstallError, match=said), dnf(Machine()).prepared():
-        pass
-    assert os.listdir(files) == []
 
 
 @pytest.mark.parametrize(

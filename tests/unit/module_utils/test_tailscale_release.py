@@ -365,6 +365,16 @@ def test_a_site_that_is_away_is_named():
         fetch_bytes("http://127.0.0.1:9/x", 2)
 
 
+def test_a_protected_address_that_leads_to_an_unprotected_one_is_refused(monkeypatch):
+    class Answer(io.BytesIO):
+        def geturl(self) -> str:
+            return "http://elsewhere/x"
+
+    monkeypatch.setattr(tailscale_release, "open_url", lambda *_, **__: Answer(b"evil"))
+    with pytest.raises(InstallError, match="leads to http://elsewhere/x, which is not protected"):
+        fetch_bytes("https://site/x", 5)
+
+
 # The environment.
 
 NAMES = st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}\Z").filter(lambda name: name != "PORT")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import importlib
 import io
 import platform
+import runpy
 import tarfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import architecture
+import tailscale_checksums
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_checksums import KNOWN
+from ansible_collections.headcni.mesh.plugins.module_utils.tailscale_release import (
+    architecture,
+    checksum_of,
+)
 from ansible_module import Failed, run
 
 RIGHT: dict[str, Any] = {"version": "1.102.5"}
@@ -34,6 +43,9 @@ RIGHT: dict[str, Any] = {"version": "1.102.5"}
         ({"url": "pkgs.tailscale.com"}, "url: 'pkgs.tailscale.com' is no address"),
         ({"repository_url": "ftp://x"}, "repository_url: 'ftp://x' is no address"),
         ({"checksum": "abc"}, "checksum: 'abc' is no SHA-256"),
+        ({"checksums": {"t.tgz": "abc"}}, "checksums.t.tgz: 'abc' is no SHA-256"),
+        ({"repository_keys": ["957F5868"]}, "repository_keys: '957F5868' is no fingerprint"),
+        ({"repository_keys": [], "method": "package"}, "repository_keys: empty, expected the"),
         ({"environment": {"A-B": "x"}}, "environment: 'A-B' is no name of a variable"),
         ({"environment": {"PORT": "1"}}, "environment.PORT: give the port by the option port"),
         # Before anything is installed for a node that could not join then.
@@ -78,7 +90,7 @@ def test_a_proxys_password_is_shown_nowhere():
             "tailscale_install",
             True,
             version="1.102.5",
-            url="http://127.0.0.1:9",
+            url="https://127.0.0.1:9",
             environment={"HTTPS_PROXY": "http://me:hunter22@proxy"},
             service="none",
         )
@@ -177,3 +189,86 @@ def test_without_a_checksum_a_tarball_that_others_may_change_is_refused(places, 
     with pytest.raises(Failed, match=rf"src: users other than root may change {source}: give the"):
         run("tailscale_install", **FROM_FILE, src=str(source))
     assert not (places / "sbin").exists()
+
+
+# The attack: somebody between the node and the mirror changes the tarball and its checksum.
+
+
+class Mirror(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        digest = hashlib.sha256(EVIL).hexdigest().encode()
+        body = digest if self.path.endswith(".sha256") else EVIL
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/stable"
+        server.shutdown()
+
+
+def test_a_maintainer_fills_the_table_of_sums_and_the_other_versions_stay(mirror, tmp_path):
+    old = "KNOWN: dict[str, dict[str, str]] = {\n    '1.0.0': {'arm': '00'},\n}\n"
+    (tmp_path / "table.py").write_text(old)
+    tailscale_checksums.fill("1.102.5", mirror, tmp_path / "table.py")
+    digest = hashlib.sha256(EVIL).hexdigest()
+    found = runpy.run_path(str(tmp_path / "table.py"))["KNOWN"]
+    assert found == {
+        "1.0.0": {"arm": "00"},
+        "1.102.5": dict.fromkeys(tailscale_checksums.PUBLISHED, digest),
+    }
+
+
+def test_the_table_of_sums_is_as_the_maintainers_script_writes_it():
+    text = tailscale_checksums.TABLE.read_text()
+    if KNOWN:
+        assert text.endswith(tailscale_checksums.written(KNOWN))
+    assert all(checksum_of(one, "") for by_arch in KNOWN.values() for one in by_arch.values())
+
+
+NAME = f"tailscale_1.102.5_{architecture(platform.machine())}.tgz"
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_comes_over_http_without_a_checksum_is_refused(places, mirror, check):
+    said = rf"url: {mirror} is read over http, .*no checksum is known for {NAME}: .*tailscale_che"
+    with pytest.raises(Failed, match=said):
+        run("tailscale_install", check, **RIGHT, url=mirror, service="none")
+    assert not (places / "sbin").exists()
+
+
+def test_nor_is_a_site_trusted_whose_certificate_is_not_checked(places):
+    with pytest.raises(Failed, match="read without a check of its certificate"):
+        run(
+            "tailscale_install",
+            **RIGHT,
+            url="https://127.0.0.1:9",
+            validate_certs=False,
+            service="none",
+        )
+
+
+def test_a_checksum_makes_http_safe(places, mirror):
+    over_http = {**RIGHT, "url": mirror, "service": "none"}
+    with pytest.raises(Failed, match="it is damaged, or not what was asked for"):
+        run("tailscale_install", **over_http, checksums={NAME: hashlib.sha256(GOOD).hexdigest()})
+    assert not (places / "sbin").exists() or not list((places / "sbin").iterdir())
+    run("tailscale_install", **over_http, checksums={NAME: hashlib.sha256(EVIL).hexdigest()})
+    assert "evil" in (places / "sbin/tailscaled").read_text()
+
+
+def test_a_sum_that_comes_with_the_collection_is_believed_rather_than_the_server(
+    places, mirror, monkeypatch
+):
+    known = {"1.102.5": {architecture(platform.machine()): hashlib.sha256(GOOD).hexdigest()}}
+    monkeypatch.setattr(f"{INSTALLATION}.KNOWN", known)
+    with pytest.raises(Failed, match=hashlib.sha256(GOOD).hexdigest()):
+        run("tailscale_install", **RIGHT, url=mirror, service="none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tarfile
 import threading
@@ -32,15 +33,17 @@ def wheels(tmp_path):
 
 
 @pytest.fixture
-def sources(tmp_path):
-    """A copy, links followed, as an installed collection may be."""
+def sources(tmp_path, wheels):
+    """A copy, links followed, as an installed collection may be. Its lock file names the wheel."""
     target = tmp_path / "cni"
     shutil.copytree(runtime_release.SOURCES, target)
+    digest = hashlib.sha256(Path(wheels, "some-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    (target / "requirements.lock").write_text(f"some==1.0 \\\n    --hash=sha256:{digest}\n")
     return target
 
 
-def test_the_collection_builds_its_own_release(cache, wheels):
-    made = runtime_release.ensure(wheels=wheels)
+def test_the_collection_builds_its_own_release(cache, wheels, sources):
+    made = runtime_release.ensure(wheels=wheels, sources=sources)
     assert made.version == __version__
     with tarfile.open(made.path) as archive:
         names = archive.getnames()
@@ -49,20 +52,21 @@ def test_the_collection_builds_its_own_release(cache, wheels):
     assert cache in made.path.parents
 
 
-def test_it_is_built_once(cache, wheels):
+def test_it_is_built_once(cache, wheels, sources):
     said = []
-    first = runtime_release.ensure(wheels=wheels, say=said.append)
-    again = runtime_release.ensure(wheels="/nowhere", say=said.append)
+    first = runtime_release.ensure(wheels=wheels, say=said.append, sources=sources)
+    again = runtime_release.ensure(wheels="/nowhere", say=said.append, sources=sources)
     assert again == first
     assert len(said) == 1
 
 
-def test_many_nodes_at_once_build_it_once(cache, wheels):
+def test_many_nodes_at_once_build_it_once(cache, wheels, sources):
     said = []
-    threads = [
-        threading.Thread(target=lambda: runtime_release.ensure(wheels=wheels, say=said.append))
-        for _ in range(4)
-    ]
+
+    def build() -> None:
+        runtime_release.ensure(wheels=wheels, say=said.append, sources=sources)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -95,6 +99,33 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(cache, tmp_path):
     assert list((cache / "releases").iterdir()) == []
 
 
+def wheel(folder: str, name: str, text: str) -> None:
+    with zipfile.ZipFile(Path(folder, name), "w") as made:
+        made.writestr("some.py", text)
+
+
+def test_a_rogue_wheel_does_not_get_into_a_release(cache, wheels, sources):
+    wheel(wheels, "some-1.0-py3-none-any.whl", "import os  # evil")
+    with pytest.raises(ReleaseError, match=r"requirements.lock expects another: remove it"):
+        runtime_release.ensure(wheels=wheels, sources=sources)
+    assert list((cache / "releases").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "some-1.1-py3-none-any.whl"])
+def test_nor_does_a_wheel_beside_those_of_the_lock_file(cache, wheels, sources, name):
+    wheel(wheels, name, "import os  # evil")
+    with pytest.raises(ReleaseError, match=r"is not in requirements.lock, or is there twice"):
+        runtime_release.ensure(wheels=wheels, sources=sources)
+    assert list((cache / "releases").iterdir()) == []
+
+
+def test_a_wheel_that_is_missing_is_told(cache, wheels, sources):
+    with (sources / "requirements.lock").open("a") as lock:
+        lock.write(f"more==2.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(ReleaseError, match=r"has no wheel of more, which requirements.lock names"):
+        runtime_release.ensure(wheels=wheels, sources=sources)
+
+
 def test_a_folder_without_wheels_is_told(cache, tmp_path):
     with pytest.raises(ReleaseError, match=r"wheels: .* has no wheels"):
         runtime_release.ensure(wheels=str(tmp_path / "nothing"))
@@ -116,8 +147,8 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch, tmp_path):
         runtime_release.ensure()
 
 
-def test_a_given_tarball_is_read_for_its_version(cache, wheels, tmp_path):
-    made = runtime_release.ensure(wheels=wheels)
+def test_a_given_tarball_is_read_for_its_version(cache, wheels, sources, tmp_path):
+    made = runtime_release.ensure(wheels=wheels, sources=sources)
     copy = tmp_path / "copy.tar.gz"
     shutil.copy(made.path, copy)
     assert runtime_release.ensure(str(copy)).digest == made.digest
