@@ -12,6 +12,8 @@ options:
     description:
       - The Headscale server's address, as the host that the module runs on reaches it.
       - Without the C(/api/v1) at its end. No redirect is followed.
+      - A warning is given if O(api_key) would go over C(http://) to a public address or to a name.
+        For loopback and private addresses there is none.
       - If it is not given, the environment variable E(HEADSCALE_URL) is used.
     type: str
     required: true

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from typing import Any, NoReturn, Optional
 from urllib.parse import quote, urlsplit
 
@@ -83,6 +84,11 @@ def connect(module: AnsibleModule) -> Headscale:
     if not HAS_REQUESTS:
         module.fail_json(msg=missing_required_lib("requests"), exception=REQUESTS_ERROR)
     given = module.params
+    if exposes_key(given["url"]):
+        module.warn(
+            f"url: {given['url']} is read over http, so anybody on the way can read the API key, "
+            "which rules the whole tailnet. Use https://, or an address of a private network"
+        )
     return Headscale(
         given["url"],
         given["api_key"],
@@ -90,6 +96,20 @@ def connect(module: AnsibleModule) -> Headscale:
         validate_certs=given["validate_certs"],
         timeout=given["timeout"],
     )
+
+
+def exposes_key(url: str) -> bool:
+    """Whether a key would go over http to a public address, or to a name, which may be anywhere."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        return False  # for the check of the option to tell
+    if parts.scheme != "http" or not parts.hostname or parts.hostname == "localhost":
+        return False
+    try:
+        return ip_address(parts.hostname).is_global
+    except ValueError:
+        return True
 
 
 def fail(module: AnsibleModule, problem: HeadscaleError, **more: Any) -> NoReturn:

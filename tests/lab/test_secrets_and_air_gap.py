@@ -11,9 +11,11 @@ import json
 import re
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import requests
 from headscale_proxy import headscale_proxy
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
@@ -113,6 +115,14 @@ def test_nodes_without_a_way_out_are_provisioned_whole_from_the_controllers_file
         tailscale_download_url=NOWHERE,
     )
     assert again.counted("changed") == dict.fromkeys(NODES, 0)
+
+
+def test_the_pre_auth_key_of_the_run_is_worth_nothing_now(lab, watched):
+    url = lab.inventory()["lab"]["vars"]["lab_headscale_url"]
+    signed = {"Authorization": f"Bearer {watched.keys['the API key']}"}
+    found = requests.get(f"{url}/api/v1/preauthkey", headers=signed, timeout=10).json()
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    assert [key["expiration"][:19] <= now for key in found["preAuthKeys"]] == [True]
 
 
 def test_every_kind_of_key_was_found_out(watched):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,27 @@ def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
     joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = False
     joined.ok("key")
     assert headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]["reusable"] is False
+
+
+@pytest.mark.parametrize("failing", [[], ["alpha"], ["alpha", "beta", "gamma"]])
+def test_the_key_of_a_run_is_worth_nothing_afterwards_whoever_fails(joined, headscale, failing):
+    for host in ("alpha", "gamma"):
+        joined.hosts[host]["tailscale_standing"]["needs_login"] = True
+
+    def role(entry: str) -> dict[str, Any]:
+        return {"ansible.builtin.include_role": {"name": ROLE, "tasks_from": entry}}
+
+    fails = {"ansible.builtin.fail": {}, "when": f"inventory_hostname in {failing}"}
+    used = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} logs in"}}
+    block = {"block": [role("key"), fails, used], "always": [role("expire_key")]}
+    said = joined.run(then=[block]).stdout
+    (made,) = (key for key in headscale.ask("GET", "preauthkey")["preAuthKeys"][-1:])
+    assert made["reusable"] is True
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    assert made["expiration"][:19] <= now
+    # Nobody who logs in finds it expired already.
+    after = said.rpartition("Expire the key")[2]
+    assert "logs in" not in after and said.count("logs in") == len(joined.hosts) - len(failing)
 
 
 def test_check_mode_on_a_fresh_server_predicts_the_user_and_the_key(playbook, headscale):

@@ -357,6 +357,34 @@ def test_a_new_kubeconfig_counts_at_once(server):
     assert asked.pods(HERE).pods == ()
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_kubeconfig_that_others_may_change_is_refused(server, mode):
+    path = server.kubeconfig()
+    path.chmod(mode)
+    problem = refused(lambda: KubeClient(Source(str(path))).pods(HERE))
+    assert problem.kind == CONFIG and f"its mode {mode:04o}: give it to root" in str(problem)
+
+
+def test_a_kubeconfig_of_another_user_is_refused(server, monkeypatch):
+    path = server.kubeconfig()
+    found = os.stat(path)
+    theirs = os.stat_result((*found[:4], 4711, *found[5:10]))
+    with pytest.raises(KubeError, match="its owner is 4711"):
+        kube._refuse_others(str(path), theirs)
+
+
+def test_a_kubeconfig_that_others_may_read_is_warned_about_and_counts(server, monkeypatch):
+    said = []
+    monkeypatch.setattr(kube.log, "warn", lambda text, **more: said.append((text, more["mode"])))
+    path = server.kubeconfig()
+    path.chmod(0o644)
+    asked = KubeClient(Source(str(path)))
+    assert [asked.pods(HERE).pods, asked.pods(HERE).pods] == [(), ()]
+    assert said == [("others may read the kubeconfig: give it mode 0600", "0644")]
+    path.chmod(0o646)
+    assert refused(lambda: asked.pods(HERE)).kind == CONFIG
+
+
 def test_the_service_account_of_a_pod(server, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "ca.crt").write_bytes(server.authority.pem)

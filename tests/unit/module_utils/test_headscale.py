@@ -12,12 +12,14 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import headscale as client_module
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale import (
     Headscale,
     HeadscaleError,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_objects import Node, User
+from ansible_module import Failed, run
 from headscale_server import free_port
 from stub_server import StubServer, says, stub_server
 
@@ -34,6 +36,30 @@ def stub() -> Iterator[StubServer]:
 @pytest.fixture
 def server(stub) -> Headscale:
     return Headscale(stub.url, SECRET, timeout=5, pauses=(0.01, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("url", "exposed"),
+    [
+        ("https://headscale.example.org", False),
+        ("http://headscale.example.org", True),
+        ("http://8.8.8.8:8080", True),
+        ("http://[2001:4860:4860::8888]", True),
+        ("http://localhost:8080", False),
+        ("http://127.0.0.1:8080", False),
+        ("http://10.1.2.3", False),
+        ("http://100.64.0.1", False),
+        ("http://[fd00::1]:8080", False),
+        ("http://[", False),
+    ],
+)
+def test_a_key_that_goes_over_http_to_who_knows_where_is_warned_about(monkeypatch, url, exposed):
+    warned: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warned.append(text))
+    with pytest.raises(Failed):  # nobody is asked: the time that is given is wrong
+        run("headscale_info", url=url, api_key=SECRET, timeout=-1)
+    assert [f"url: {url} is read over http" in one for one in warned] == [True] * exposed
+    assert not any(SECRET in one for one in warned)
 
 
 def raw_node(**changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,61 @@ def test_preflight_compares_just_what_would_be_done(role, file, module, name, ot
     assert compared == {
         name: value.replace("omit", "none") for name, value in options.items() if name not in other
     }
+
+
+SECRET = re.compile(r"(api|auth)_key$|token|secret|password")
+
+
+@each_role
+def test_no_secret_is_shown_by_the_check_of_arguments(role):
+    secrets = {
+        (point, name): spec.get("no_log")
+        for point, spec_of_point in role_readme.entry_points(role).items()
+        for name, spec in (spec_of_point.get("options") or {}).items()
+        if SECRET.search(name)
+    }
+    assert [where for where, hidden in secrets.items() if hidden is not True] == []
+    if role.name != "headcni_node":
+        assert secrets
+
+
+def blocks(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each task list and block, with what it always does at its end."""
+    yield {"block": tasks}
+    for task in tasks:
+        if "block" in task:
+            yield task
+        for section in ("block", "rescue", "always"):
+            yield from list(blocks(task.get(section) or []))[1:]
+
+
+def entry_points_of(tasks: list[dict[str, Any]]) -> list[str]:
+    used = [
+        task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role") or {}
+        for task in tasks
+    ]
+    return [
+        role.get("tasks_from", "main")
+        for role in used
+        if role.get("name") == "headcni.mesh.headscale_routes"
+    ]
+
+
+def test_every_playbook_expires_the_key_that_it_has_minted_whatever_happens():
+    checkout = ROLES[0].parent.parent
+    minting = []
+    for file in sorted(checkout.glob("playbooks/**/*.yml")):
+        content = yaml.safe_load(file.read_text()) or []
+        lists = (
+            [play.get("tasks") or [] for play in content]
+            if "tasks/" not in str(file)
+            else [content]
+        )
+        for block in (block for tasks in lists for block in blocks(tasks)):
+            if "key" in entry_points_of(block["block"]):
+                minting.append(file.name)
+                assert entry_points_of(block.get("always") or []) == ["expire_key"], file
+    assert minting == ["rotate_keys.yml", "site.yml", "site.yml", "switch_move.yml"]
 
 
 WORLD_WRITABLE = re.compile(r"(/var)?/tmp\b|/dev/shm\b|/run/lock\b")

@@ -15,7 +15,8 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from ipaddress import ip_address
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import urlsplit
 
@@ -176,6 +177,8 @@ class HeadscaleClient:
         self.breaker = breaker or Breaker()
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
+        if self._tls is None and _may_be_public(self._host):
+            log.warn("anybody on the way can read the API key: use https", url=self.url)
         self._port = parts.port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._key_file = api_key_file
@@ -324,6 +327,14 @@ class HeadscaleClient:
             f"{why}; see that headscale.url is Headscale's own",
             trouble=True,
         )
+
+
+def _may_be_public(host: str) -> bool:
+    """Of a name nobody knows where it leads."""
+    try:
+        return ip_address(host).is_global
+    except ValueError:
+        return host != "localhost"
 
 
 def read_key(path: str) -> str:

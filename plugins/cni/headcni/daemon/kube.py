@@ -16,12 +16,14 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from stat import S_IMODE, S_IRGRP, S_IROTH, S_IWGRP, S_IWOTH
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import IO_FAILURE, CniError
 from ..model import PodRef
 from .exchange import Connection, Exchange, Exchanges
+from .log import Log
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_SECONDS = 15.0
@@ -52,6 +54,8 @@ ADDED, MODIFIED, DELETED, BOOKMARK = "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
 _STATIC = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 Timed = Callable[[str], AbstractContextManager[None]]
+
+log = Log("kubernetes")
 
 
 class KubeError(CniError):
@@ -163,11 +167,26 @@ class Source:
             stat = os.stat(self.kubeconfig)
         except OSError as problem:
             raise _unreadable(self.kubeconfig, problem, "see daemon.kubeconfig") from None
-        seen = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        # A change of owner or mode moves the time of change only.
+        seen = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
         if self._known is None or seen != self._seen:
+            _refuse_others(self.kubeconfig, stat)
             self._known = read_kubeconfig(self.kubeconfig)
             self._seen = seen
         return self._known
+
+
+def _refuse_others(path: str, found: os.stat_result) -> None:
+    """Whoever may write the kubeconfig decides which server tells us about pods."""
+    mode = S_IMODE(found.st_mode)
+    if found.st_uid not in (0, os.geteuid()) or mode & (S_IWGRP | S_IWOTH):
+        raise KubeError(
+            CONFIG,
+            f"{path} may be changed by others: its owner is {found.st_uid}, its mode {mode:04o}",
+            "give it to root with mode 0600",
+        )
+    if mode & (S_IRGRP | S_IROTH):
+        log.warn("others may read the kubeconfig: give it mode 0600", path=path, mode=f"{mode:04o}")
 
 
 def in_cluster(env: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
