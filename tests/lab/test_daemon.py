@@ -78,6 +78,54 @@ def lost(report: str) -> int:
     return sent - received
 
 
+def test_the_daemon_is_confined_and_has_what_it_needs(daemons):
+    said = daemons.on("node1", "systemd-analyze security --no-pager headcni-daemon.service")
+    exposure = float(said.rpartition("headcni-daemon.service: ")[2].split()[0])
+    assert exposure <= 3.6
+    pid = daemons.on("node1", "systemctl show -P MainPID headcni-daemon").strip()
+    inside = f"nsenter --target {pid} --mount"
+    assert "Read-only file system" in daemons.on("node1", f"{inside} touch /usr/x 2>&1; true")
+    assert "tun" not in daemons.on("node1", f"{inside} ls -R /dev")
+
+
+# A plugin that notes whether it has what the daemon's sandbox lacks.
+DELEGATE = """#!/bin/sh
+cat >/dev/null
+{ grep NoNewPrivs: /proc/self/status
+  test -c /dev/net/tun && echo device
+  test -e /tmp/of-the-host && echo tmp
+  touch /usr/lib/of-a-plugin && rm /usr/lib/of-a-plugin && echo usr
+  mkdir -p /var/lib/delegate && touch /var/lib/delegate/state && echo state
+  echo "$CNI_COMMAND $CNI_CONTAINERID"
+} > /run/delegate-saw 2>&1
+"""
+LEAVE = (
+    "from headcni import exec as e; e.leave_sandbox();"
+    " e.invoke('confined', 'DEL', {'CNI_PATH': '/root/delegate', 'CNI_CONTAINERID': 'c1'},"
+    " {'cniVersion': '1.0.0', 'name': 'x', 'type': 'confined'}, 20)"
+)
+
+
+def test_a_delegate_that_the_daemon_starts_itself_is_outside_of_its_sandbox(daemons):
+    daemons.write("node1", "/root/delegate/confined", DELEGATE.encode())
+    unit = daemons.on("node1", "cat /etc/systemd/system/headcni-daemon.service")
+    section = unit.partition("CapabilityBoundingSet=")[2].partition("[Install]")[0]
+    lines = [f"CapabilityBoundingSet={section.partition(chr(10))[0]}", *section.splitlines()[1:]]
+    limits = " ".join(f"-p '{line}'" for line in lines if "=" in line and line[0] != "#")
+    daemons.on("node1", "chmod +x /root/delegate/confined; touch /tmp/of-the-host")
+    try:
+        daemons.on(
+            "node1",
+            f"systemd-run --quiet --wait --pipe {limits} -p ProtectHome=no"
+            " -E PYTHONPATH=/opt/headcni/current:/opt/headcni/current/vendor"
+            f' /usr/bin/python3 -S -c "{LEAVE}"',
+        )
+        saw = daemons.on("node1", "cat /run/delegate-saw").split("\n")
+    finally:
+        daemons.on("node1", "rm -rf /root/delegate /tmp/of-the-host /var/lib/delegate /run/dele*")
+    assert {"device", "tmp", "usr", "state", "DEL c1", "NoNewPrivs:\t0"} <= set(saw)
+
+
 def test_ready_names_every_condition(daemons):
     for node in NODES:
         shown = daemons.on(node, READY)

@@ -34,7 +34,17 @@ _OURS = PROGRAM.decode()
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+_LAUNCHER = ("systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--service-type=exec")
+
 _thread = threading.local()
+_confined = False
+
+
+def leave_sandbox() -> None:
+    """For a daemon that systemd confines: plugins that it starts itself run in units of their own.
+    Its sandbox may lack what they need, such as /tmp, devices or bpf()."""
+    global _confined
+    _confined = True
 
 
 class LeftToCaller(BaseException):
@@ -168,10 +178,13 @@ def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[
     import subprocess  # costs milliseconds, and most calls delegate nothing
 
     retry_until = min(deadline, time.monotonic() + BUSY_RETRY)
+    command = [path]
+    if _confined:
+        command, env = _outside(path, env, deadline - time.monotonic()), dict(os.environ)
     while True:
         try:
             return subprocess.Popen(
-                [path],
+                command,
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -188,6 +201,13 @@ def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[
                     f"{path}: {problem.strerror}",
                 ) from problem
         time.sleep(_POLL)
+
+
+def _outside(path: str, env: Mapping[str, str], seconds: float) -> list[str]:
+    """A command that has systemd start the plugin. If we lose patience, systemd ends it, too."""
+    limits = (f"RuntimeMaxSec={seconds:.3f}", f"TimeoutStopSec={TERM_GRACE:g}")
+    variables = [f"--setenv={name}={value}" for name, value in env.items()]
+    return [*_LAUNCHER, *(f"--property={limit}" for limit in limits), *variables, "--", path]
 
 
 def _end_with_parent() -> Callable[[], None]:

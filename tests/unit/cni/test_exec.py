@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -397,3 +398,40 @@ import headcni.chain
 sys.exit("subprocess" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False).returncode == 0
+
+
+# A daemon that systemd confines.
+
+SYSTEMD_RUN = """#!/bin/sh
+echo "$@" > "$RECORD"
+for word; do
+  shift
+  case $word in
+    --setenv=*) export "${word#--setenv=}" ;;
+    --) break ;;
+  esac
+done
+exec "$@"
+"""
+
+
+def test_a_confined_daemon_has_systemd_start_plugins_outside_of_its_sandbox(
+    fake, tmp_path, monkeypatch
+):
+    """The real systemd-run is used by tests/lab/test_daemon.py."""
+    stub = tmp_path / "systemd" / "systemd-run"
+    stub.parent.mkdir()
+    stub.write_text(SYSTEMD_RUN)
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(tmp_path / "words"))
+    monkeypatch.setattr(plugin_exec, "_confined", False)
+    fake.says(f"env > seen; cat > given; echo '{json.dumps(ANSWER)}'")
+    plugin_exec.leave_sandbox()
+    assert fake(env={"CNI_ARGS": "A=b c;D=e"}, timeout=7) == ANSWER
+    words = (tmp_path / "words").read_text()
+    assert re.search(r"--wait --pipe .* --property=RuntimeMaxSec=[67]\.\d+ ", words)
+    assert {"CNI_COMMAND=ADD", "CNI_ARGS=A=b c;D=e", "CNI_CONTAINERID=c1"} <= set(
+        fake.wrote("seen").splitlines()
+    )
+    assert json.loads(fake.wrote("given")) == CONF

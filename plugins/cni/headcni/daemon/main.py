@@ -24,6 +24,7 @@ from ..datapath import firewall
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
+from ..exec import leave_sandbox
 from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
 from ..recover import release_unused
@@ -650,6 +651,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def run(path: str) -> int:
     notifier, signals = Notifier(), Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    if "INVOCATION_ID" in os.environ:  # systemd runs us, so it can run plugins for us
+        leave_sandbox()
     try:
         config = configuration.load(path, missing_ok=True)
         logs.set_up(config.logging.level, config.logging.format)
