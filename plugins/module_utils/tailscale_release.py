@@ -116,7 +116,7 @@ def checksum_of(text: str, source: str) -> str:
 def private_file() -> Iterator[IO[bytes]]:
     """A file without a name, which no other user can open: what is verified is what is unpacked."""
     with writing(SPACIOUS):
-        file = tempfile.TemporaryFile(dir=SPACIOUS)  # noqa: SIM115 – the caller closes it
+        file = tempfile.TemporaryFile(dir=SPACIOUS)  # noqa: SIM115 – closed below
     with file:
         yield file
 
@@ -164,6 +164,7 @@ def copy_file(source: str, file: IO[bytes]) -> None:
                 raise InstallError(f"src: {source} grows while it is read: nothing was installed")
             with writing(SPACIOUS):
                 file.write(chunk)
+                file.flush()
 
 
 def others_may_change(path: str) -> str:
@@ -208,6 +209,7 @@ def _copy(answer: Any, file: IO[bytes], url: str) -> None:
                     raise InstallError(f"{url} has more than {LARGEST >> 20} MiB: it is no tarball")
                 with writing(SPACIOUS):
                     file.write(chunk)
+                    file.flush()
         except http.client.IncompleteRead as problem:
             size += len(problem.partial)
             promised = promised or "more"
