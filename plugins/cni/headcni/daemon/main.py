@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
-from ..datapath import firewall
+from ..datapath import firewall, netns
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
@@ -529,6 +529,8 @@ class Daemon:
 
     def _start_routes(self) -> Sequence[str]:
         mesh = mesh_of(self.config, self.pod_cidrs, self.cluster_cidrs, self.namespace)
+        if self.namespace is None:
+            _turn_forwarding_on(mesh.own_cidrs)
         routes = RouteManager(
             mesh,
             self.api,
@@ -561,6 +563,15 @@ class Daemon:
                 (log.info if one.ok else log.warn)(one.message or "holds again", condition=one.name)
             if self.namespace is not None and one.name == "interface" and not one.ok:
                 self._wake.set()  # it is ours to make again
+
+
+def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
+    """Before tailscaled advertises routes: it complains about a node that does not forward, and
+    still does after that has changed. If this fails, the first pod is refused with the reason."""
+    with suppress(OSError):
+        netns.write_sysctl("net/ipv4/ip_forward", "1")
+        if any(cidr.version == 6 for cidr in cidrs):
+            netns.forward_ipv6()
 
 
 def control_path(config: DaemonConfig) -> str:
