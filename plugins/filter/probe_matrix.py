@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What the pods of all nodes reached, as a table to be read."""
+"""What the pods of all nodes reached, as lines to be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ short_description: A table of what pods reached
 version_added: 0.1.0
 description:
   - Makes a table of the results of M(headcni.mesh.headcni_probe), a row for each node and a column
-    for each node, and below it what is wrong, line by line.
+    for each node, with the path of each pair. Below it is what was not checked, what is wrong, line
+    by line, and what to do about it.
+  - Above 20 nodes there are totals instead of the tables.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -17,14 +19,21 @@ extends_documentation_fragment:
 options:
   hostvars:
     description:
-      - Everyone's variables. C(headcni_probed) is what the probe of a node found, and
-        C(headcni_probe_problem) why there was none.
+      - Everyone's variables. C(headcni_probe) is what made the pod of a node, C(headcni_probed)
+        what it found, and C(headcni_probe_problem) why there was none.
+  targets:
+    description: Whom each node was to ask, as P(headcni.mesh.probe_pairs#filter) chose it.
+    type: dict
+    required: true
 """
 
 EXAMPLES = r"""
 - name: Show it
   ansible.builtin.debug:
-    msg: "{{ (ansible_play_hosts_all | headcni.mesh.probe_matrix(hostvars)).lines }}"
+    msg: >-
+      {{ (ansible_play_hosts_all
+      | headcni.mesh.probe_matrix(hostvars, headcni_probe_pairs.targets)).lines }}
+  run_once: true
 """
 
 RETURN = r"""
@@ -33,33 +42,113 @@ _value:
   type: dict
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.headcni.mesh.plugins.filter.probe_pairs import ALL_UP_TO
 from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 
-CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")
+PAIR_CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")
+NODE_CHECKS = ("runtime", "outside", "service", "cluster_dns")
+MOST_LINES = 100  # of failures
+NAMES_SHOWN = 3  # of the nodes that a line is about
+NEXT = {
+    "v4": "headcnictl diagnose on both nodes; Headscale's policy must let pods reach pods "
+    "(docs/headscale-policy.md), and so must the nodes' firewalls (docs/firewalls.md)",
+    "mtu4": "the path does not carry packets of the pods' size: make headcni_node_mtu smaller "
+    "(1280 fits every tailnet), run site.yml, and restart the pods",
+    "port": "on the other node: nft list table inet headcni shows its host ports, and "
+    "docs/firewalls.md what else can be in their way; headcni_verify_host_port chooses another",
+    "route": "run site.yml, which approves each node's pod CIDR; headscale nodes list-routes shows "
+    "what is approved",
+    "dns": "tailscale status on the node shows the names that there are; "
+    "headcni_node_magic_dns_nameservers must be reachable from pods",
+    "outside": "headcnictl diagnose on the node; headcni_node_ip_masq must be on, and "
+    "docs/firewalls.md says what can be in the way; headcni_verify_outside chooses what is tried",
+    "service": "kubectl get endpointslices -l kubernetes.io/service-name=kubernetes shows who is "
+    "behind it; kube-proxy, or k3s, must run on the node",
+    "cluster_dns": "kubectl -n kube-system get pods -l k8s-app=kube-dns -o wide shows who should "
+    "answer; headcni_verify_cluster_dns names other servers",
+    "nothing": "run verify.yml again; -vvv shows what the node said",
+}
+SAME = {"v6": "v4", "mtu6": "mtu4"}
+RELAYED = (
+    "a relayed path is slower: let the nodes' UDP port through (tailscaled's, 41641 by default, "
+    "or headcni_node_tailscaled_port in daemon mode); docs/verify.md#paths"
+)
 
 
-def of_hosts(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+def of_hosts(
+    hosts: Sequence[str], hostvars: Mapping[str, Any], targets: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     found = {}
     for host in hosts:
         known = hostvars.get(host, {})
-        results = (known.get("headcni_probed") or {}).get("reached")
+        made, probed = known.get("headcni_probe") or {}, known.get("headcni_probed") or {}
         problem = known.get("headcni_probe_problem") or "it cannot be reached"
-        found[host] = {"problem": problem} if results is None else {"results": results}
+        one = {"targets": targets.get(host) or (), "runtime": made.get("runtime")}
+        if probed.get("reached") is None:
+            found[host] = {**one, "problem": problem}
+        else:
+            beyond = probed.get("beyond") or {}
+            found[host] = {**one, "results": probed["reached"], "beyond": beyond}
     return matrix(found)
 
 
 def matrix(found: Mapping[str, Any]) -> dict[str, Any]:
     names = list(found)
-    bad = list(_bad(found))
+    paths = [(a, b, checks["path"]) for a, b, checks in _pairs(found) if checks.get("path")]
+    kinds = Counter(path["kind"] for _unused, _unused, path in paths)
+    red = list(_red(found))
+    few = len(names) <= ALL_UP_TO
+    lines = [*_tables(found), *_path_table(paths)] if few else []
+    lines += ["", f"checked from each pod: {', '.join(_asked(found)) or 'nothing'}"]
+    tested = sum(1 for _pair in _pairs(found))
+    possible = len(names) * (len(names) - 1)
+    if not few:
+        lines.append(_totals(tested, possible))
+        shown = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds.items()))
+        lines += [f"paths: {shown}"] if shown else []
+    lines += [RELAYED] if kinds["relayed"] else []
+    lines += [f"not checked: {text}" for text in _skipped(found)]
+    if red:
+        lines += [text for _unused, text in red[:MOST_LINES]]
+        lines += [f"{len(red) - MOST_LINES:,} more failures"] if len(red) > MOST_LINES else []
+        lines += _what_next(red)
+    elif tested and tested == possible:
+        lines.append("every pod reaches every other")
+    elif tested:
+        lines.append("every pod that was asked has answered")
+    return {"lines": lines, "failed": len(red)}
+
+
+def _totals(tested: int, possible: int) -> str:
+    if tested == possible:
+        return f"all {possible:,} pairs were tested"
+    return (
+        f"{tested:,} of {possible:,} pairs were tested, each in both directions "
+        "(-e headcni_verify_all=true tests all)"
+    )
+
+
+def _tables(found: Mapping[str, Any]) -> list[str]:
+    names = list(found)
     rows = [["from \\ to", *names]]
     rows += [[name, *(_cell(found, name, other) for other in names)] for name in names]
-    lines = [*table(rows), "", f"checked from each pod: {', '.join(_asked(found)) or 'nothing'}"]
-    lines += [f"not checked: {text}" for text in _skipped(found)]
-    lines += bad or ["every pod reaches every other"] if len(names) > 1 else bad
-    return {"lines": lines, "failed": len(bad)}
+    lines = table(rows)
+    beyond = [
+        check
+        for check in NODE_CHECKS[1:]
+        if any(check in (one.get("beyond") or {}) for one in found.values())
+    ]
+    if beyond or any(one.get("runtime") for one in found.values()):
+        head = ["node", "pod made by", *beyond]
+        rows = [
+            [name, _maker(one), *(_state(one, c) for c in beyond)] for name, one in found.items()
+        ]
+        lines += ["", *table([head, *rows])]
+    return lines
 
 
 def _cell(found: Mapping[str, Any], name: str, other: str) -> str:
@@ -68,40 +157,110 @@ def _cell(found: Mapping[str, Any], name: str, other: str) -> str:
     checks = (found[name].get("results") or {}).get(other)
     if checks is None:
         return "NONE"
-    wrong = [check for check in CHECKS if checks.get(check, {}).get("ok") is False]
+    wrong = [check for check in PAIR_CHECKS if checks.get(check, {}).get("ok") is False]
     if wrong:
         return f"FAIL {' '.join(wrong)}"
-    ping = checks.get("v4") or checks.get("v6") or {}
-    return f"ok {ping.get('detail', '')}".strip()
+    ping = checks.get("v4") or checks.get("v6")
+    if not ping or ping["ok"] is not True:
+        return "NONE"
+    return f"ok {ping['detail']} {(checks.get('path') or {}).get('kind', '')}".strip()
 
 
-def _every(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+def _maker(one: Mapping[str, Any]) -> str:
+    if one.get("problem"):
+        return "NONE"
+    runtime = one.get("runtime") or {}
+    return str(runtime["detail"]) if runtime.get("ok") else "plugins"
+
+
+def _state(one: Mapping[str, Any], check: str) -> str:
+    result = (one.get("beyond") or {}).get(check)
+    if result is None:
+        return "NONE" if one.get("problem") else "-"
+    return {True: "ok", False: "FAIL", None: "not checked"}[result["ok"]]
+
+
+def _path_table(paths: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
+    if not paths:
+        return []
+    rows = [["pair", "path", "latency", "through"]]
+    for name, other, path in paths:
+        taken = "" if path["ms"] is None else f"{path['ms']:.1f} ms"
+        rows.append([f"{name} -> {other}", path["kind"], taken, path["through"]])
+    return ["", *table(rows)]
+
+
+def _pairs(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     for name, one in found.items():
         for other, checks in (one.get("results") or {}).items():
-            for check in CHECKS:
-                if check in checks:
-                    yield name, other, check, checks[check]
+            yield name, other, checks
 
 
-def _bad(found: Mapping[str, Any]) -> Iterator[str]:
+def _node_checks(one: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    results = {"runtime": one.get("runtime"), **(one.get("beyond") or {})}
+    return {check: results[check] for check in NODE_CHECKS if results.get(check)}
+
+
+def _red(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The check that failed, and a line that says so."""
     for name, one in found.items():
         if one.get("problem"):
-            yield f"{name}: {one['problem']}"
-    for name, other, check, result in _every(found):
-        if result["ok"] is False:
-            yield f"{name} -> {other}: {check}: {result['detail']}"
+            yield "", f"{name}: {one['problem']}"
+    for name, one in found.items():
+        for check, result in _node_checks(one).items():
+            if result["ok"] is False:
+                yield check, f"{name}: {check}: {result['detail']}"
+    for name, one in found.items():
+        results = one.get("results")
+        for other in one.get("targets") or () if results is not None else ():
+            checks = results.get(other) or {}
+            if not any(checks.get(check, {}).get("ok") is not None for check in ("v4", "v6")):
+                yield "nothing", f"{name} -> {other}: no ping was tried"
+    for name, other, checks in _pairs(found):
+        for check in PAIR_CHECKS:
+            if checks.get(check, {}).get("ok") is False:
+                yield check, f"{name} -> {other}: {check}: {checks[check]['detail']}"
+
+
+def _what_next(red: Sequence[tuple[str, str]]) -> list[str]:
+    kinds = dict.fromkeys(SAME.get(check, check) for check, _unused in red)
+    return [f"next, for {check}: {NEXT[check]}" for check in kinds if check in NEXT]
 
 
 def _asked(found: Mapping[str, Any]) -> list[str]:
-    seen = {check for _unused, _unused, check, result in _every(found) if result["ok"] is not None}
-    return [check for check in CHECKS if check in seen]
+    seen = {
+        check
+        for _unused, _unused, checks in _pairs(found)
+        for check in PAIR_CHECKS
+        if checks.get(check, {}).get("ok") is not None
+    }
+    for one in found.values():
+        seen |= {c for c, result in _node_checks(one).items() if result["ok"] is not None}
+    return [check for check in (*PAIR_CHECKS, *NODE_CHECKS) if check in seen]
 
 
 def _skipped(found: Mapping[str, Any]) -> list[str]:
-    seen = {
-        f"{c}: {r['detail']}": None for _unused, _unused, c, r in _every(found) if r["ok"] is None
-    }
-    return list(seen)
+    """Each reason once, with the nodes that it is about."""
+    about: dict[str, dict[str, None]] = {}
+    for name, other, checks in _pairs(found):
+        del other
+        for check in PAIR_CHECKS:
+            if check in checks and checks[check]["ok"] is None:
+                about.setdefault(f"{check}: {checks[check]['detail']}", {})[name] = None
+    for name, one in found.items():
+        for check, result in _node_checks(one).items():
+            if result["ok"] is None:
+                about.setdefault(f"{check}: {result['detail']}", {})[name] = None
+    return [f"{text} ({_nodes(list(names), len(found))})" for text, names in about.items()]
+
+
+def _nodes(names: Sequence[str], total: int) -> str:
+    if len(names) == total > 1:
+        return f"all {total:,} nodes"
+    more = len(names) - NAMES_SHOWN
+    if more <= 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMES_SHOWN])} and {more:,} more"
 
 
 class FilterModule:

@@ -48,6 +48,8 @@ class Runtime(NamedTuple):
     serves_pods: bool = True  # whether kubelet and crictl can use it
     certain: bool = True  # whether its files leave no doubt
     notes: tuple[str, ...] = ()
+    program: str = ""  # the file that runs; programs that belong to it may be beside it
+    sandbox_image: str = ""  # what every pod starts from; empty if its files do not say
 
     @property
     def runs_flannel(self) -> bool:
@@ -61,6 +63,7 @@ class Process(NamedTuple):
     arguments: tuple[str, ...]
     started: float  # seconds since 1970; 0 if that is not known
     parent: str  # its name
+    program: str = ""  # the file that runs
 
     def option(self, *names: str) -> str:
         """The value of a command-line option; empty if it is not given."""
@@ -186,7 +189,8 @@ def _named(names: Sequence[str], proc: str) -> Iterator[Process]:
         if name in names:
             line = _read(os.path.join(folder, "cmdline"), 16 << 10)
             parent, started = _parent_and_start(folder, proc)
-            yield Process(pid, name, tuple(line.split("\0")[1:]), started, parent)
+            program = _link(os.path.join(folder, "exe"))
+            yield Process(pid, name, tuple(line.split("\0")[1:]), started, parent, program)
 
 
 def _parent_and_start(folder: str, proc: str) -> tuple[str, float]:
@@ -236,7 +240,19 @@ def _containerd(process: Process, root: str) -> Runtime:
         serves_pods=not off,
         certain=certain,
         notes=tuple(notes),
+        program=process.program,
+        sandbox_image=_sandbox_image(files),
     )
+
+
+def _sandbox_image(files: Sequence[File]) -> str:
+    image = ""
+    for _unused, content in files:
+        pinned = _table(content, "plugins", "io.containerd.cri.v1.images", "pinned_images")
+        found = _texts(pinned.get("sandbox"))
+        found = found or _texts(_cri(content, _version(files)).get("sandbox_image"))
+        image = found[0] if found else image
+    return image
 
 
 def _looks(files: Sequence[File]) -> tuple[tuple[str, ...], str, str]:
@@ -329,8 +345,9 @@ def _crio(process: Process, root: str) -> Runtime:
             files += [(path, content)] if content is not None else []
     notes = [*unread, *_changed_since(process, "CRI-O", files, root)]
     bin_dirs, conf_dir, source, network = BIN_DIRS, CONF_DIR, "", ""
-    socket = "/run/crio/crio.sock"
+    socket, image = "/run/crio/crio.sock", ""
     for path, content in files:
+        image = "".join(_texts(_table(content, "crio", "image").get("pause_image"))[:1]) or image
         section = _table(content, "crio", "network")
         dirs = _texts(section.get("plugin_dirs")) or _texts(section.get("plugin_dir"))
         bin_dirs, source = (dirs, path) if dirs else (bin_dirs, source)
@@ -346,6 +363,8 @@ def _crio(process: Process, root: str) -> Runtime:
         *("CRI-O", source, bin_dirs, conf_dir, _socket(socket), network),
         certain=not unread,
         notes=tuple(notes),
+        program=process.program,
+        sandbox_image=image,
     )
 
 

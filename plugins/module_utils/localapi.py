@@ -100,6 +100,11 @@ class LocalAPI:
         """As tailscaled writes it: each peer, and what else ``Status`` leaves out."""
         return self._object("GET", f"status?peers={str(peers).lower()}")
 
+    def ping(self, address: str) -> dict[str, Any]:
+        """Have tailscaled ask a peer for an answer: which way it came, and how long it took. It
+        waits for as long as this object's timeout."""
+        return self._object("POST", f"ping?ip={quote(address, safe='')}&type=disco")
+
     def prefs(self) -> dict[str, Any]:
         return _without_keys(self._object("GET", "prefs"))
 

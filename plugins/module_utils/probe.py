@@ -1,5 +1,6 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What a pod of this node reaches: pings, full-sized packets, names, host ports, approved routes.
+"""What a pod of this node reaches: pings, full-sized packets, names, host ports, approved routes,
+addresses outside of the cluster; and which way tailscaled sends what goes to another node.
 
 ICMP and DNS are spoken here rather than by `ping` and `dig`, which a node need not have. Everything
 is asked of all targets at once, and asked again until it is answered or the time is over: a path
@@ -13,11 +14,16 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from .localapi import LocalAPIError
 
 REPEAT_SECONDS = 0.5
+DIRECT, RELAYED, UNKNOWN = "direct", "relayed", "unknown"  # paths
+HEADSCALE = "headscale"  # as a place outside: the server that the node is joined to
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
 _HEADERS = {4: 28, 6: 48}  # of IP and ICMP together
 _REQUEST = {4: 8, 6: 128}
@@ -134,18 +140,20 @@ def _checksum(data: bytes) -> int:
 
 
 def resolve(name: str, servers: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Whether one of the servers knows the name's IPv4 address. In the pod's namespace."""
+    """Whether one of the servers knows the name's IPv4 address, and which ``addresses`` it has. In
+    the pod's namespace."""
     said = ""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for server in servers:
             try:
                 addresses = _asked(name, server)
-            except (OSError, ValueError) as problem:
+            except (OSError, ValueError, IndexError, struct.error) as problem:
                 said = f"{server}: {problem or type(problem).__name__}"
                 continue
             if addresses:
-                return outcome(True, f"{name} is {', '.join(addresses)}")
+                shown = f"{name} is {', '.join(addresses)}"
+                return {**outcome(True, shown), "addresses": addresses}
             said = f"{server} does not know {name}"
         time.sleep(REPEAT_SECONDS)
     return outcome(False, said)
@@ -196,6 +204,106 @@ def port(addresses: Sequence[str], number: int, seconds: float) -> dict[str, Any
                 said = f"{address} port {number}: {problem}"
         time.sleep(REPEAT_SECONDS)
     return outcome(False, said)
+
+
+class Place(NamedTuple):
+    """Something outside that pods should reach: a TCP port, or an address to ping if it is 0."""
+
+    text: str  # as it was given
+    host: str
+    port: int
+
+
+def place(text: str) -> Place:
+    """ADDRESS, ADDRESS:PORT, NAME, NAME:PORT, [IPV6]:PORT or a URL."""
+    try:
+        if "://" in text:
+            parts = urlsplit(text)
+            port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        elif text.count(":") > 1 and not text.startswith("["):
+            return Place(text, str(ip_address(text)), 0)
+        else:
+            parts = urlsplit(f"//{text}")
+            port = parts.port or 0
+        if not parts.hostname or any(one.isspace() for one in text) or len(text) > 255:
+            raise ValueError(text)
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{text!r} is no place to try: expected an address or a name, with or without :PORT, "
+            "or an http or https URL"
+        ) from None
+    return Place(text, parts.hostname, port)
+
+
+def addresses_of(host: str) -> list[str]:
+    """By the node's own resolver. An OSError if it does not know the name."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_own(address: str) -> bool:
+    """Whether this is an address of the namespace that we are in, loopback included."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as attempt:
+        try:
+            attempt.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def reach(addresses: Sequence[str], number: int, seconds: float) -> dict[str, Any]:
+    """Whether one of these addresses answers: at a TCP port, or to a ping if that is 0. In the
+    namespace that we are in."""
+    if not number:
+        answers = ping([Echo("", "", one) for one in addresses], seconds)
+        good = [f"{at}, {one['detail']}" for at, one in zip(addresses, answers) if one["ok"]]
+        return outcome(bool(good), "".join(good[:1]) or "; ".join(one["detail"] for one in answers))
+    said = {}
+    deadline = time.monotonic() + seconds
+    while True:
+        for address in addresses:
+            began = time.monotonic()
+            try:
+                socket.create_connection((address, number), timeout=2).close()
+            except OSError as problem:
+                said[address] = f"{address} port {number}: {problem}"
+                continue
+            taken = (time.monotonic() - began) * 1000
+            return outcome(True, f"{address} port {number}, {taken:.1f} ms")
+        if time.monotonic() > deadline:
+            return outcome(False, "; ".join(said.values()) or "it has no address")
+        time.sleep(REPEAT_SECONDS)
+
+
+def path(ask: Callable[[], Mapping[str, Any]], until: float) -> dict[str, Any]:
+    """The way to a peer, by what tailscaled says of an answer from it. A path may begin relayed and
+    become direct, so it is asked again ``until`` then (of time.monotonic) or it is direct."""
+    last: Mapping[str, Any] = {}
+    said = ""
+    while True:
+        try:
+            answer = ask()
+            said = str(answer.get("Err") or "")
+            last = last if said else answer
+        except LocalAPIError as problem:
+            said = str(problem)
+        if last.get("Endpoint") or time.monotonic() > until:
+            return _path(last, said)
+        time.sleep(REPEAT_SECONDS)
+
+
+def _path(answer: Mapping[str, Any], said: str) -> dict[str, Any]:
+    if answer.get("Endpoint"):
+        kind, through = DIRECT, str(answer["Endpoint"])
+    elif answer.get("PeerRelay"):
+        kind, through = RELAYED, f"peer relay {answer['PeerRelay']}"
+    elif answer.get("DERPRegionID"):
+        code, number = answer.get("DERPRegionCode") or "", answer["DERPRegionID"]
+        kind, through = RELAYED, f"DERP region {code} ({number})" if code else f"DERP {number}"
+    else:
+        return {"kind": UNKNOWN, "through": said or "tailscaled does not say", "ms": None}
+    return {"kind": kind, "through": through, "ms": round(answer["LatencySeconds"] * 1000, 1)}
 
 
 def route(cidrs: Sequence[str], theirs: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,7 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""A pod for a few minutes: a network namespace, connected by the conflist as a runtime would.
+"""A pod for a few minutes: one that a container runtime has started, or else a network namespace,
+connected by the conflist as a runtime would.
 
-    probe_pod.py serve HOME      answer in the pod, until stopped
+    probe_pod.py serve HOME      wait for the pod, and answer in it until stopped
     probe_pod.py clean HOME      take all of it away again
 
 This file stands alone: the module puts a copy of it on the node, as the program of a transient unit
@@ -17,6 +18,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ PYTHON = "/usr/bin/python3"
 INTERFACE = "eth0"
 CLONE_NEWNET = 0x40000000
 CALL_SECONDS = 60
+WAIT_SECONDS = 200  # for the pod, before nobody is there to answer in it
+LABEL = "headcni.probe=true"  # of a pod that a runtime has started
 
 
 class ProbeError(Exception):
@@ -108,6 +112,49 @@ def delete(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> 
         call("DEL", netconf(conf, plugin, None, host_port), bin_dirs)
 
 
+def crictl(command: Sequence[str], *arguments: str, seconds: float = CALL_SECONDS) -> str:
+    """What it prints. ``command`` is crictl and the options that lead it to the runtime."""
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer to crictl {arguments[0]} in {seconds:g} s") from None
+    except OSError as problem:
+        raise ProbeError(f"{command[0]}: {problem.strerror or problem}") from None
+    if done.returncode != 0:
+        raise ProbeError(runtimes_words(done.stderr) or f"crictl {arguments[0]} failed")
+    return done.stdout
+
+
+def runtimes_words(text: str) -> str:
+    """What the runtime said, without what crictl puts around it."""
+    lines = text.strip().splitlines()
+    said = lines[-1] if lines else ""
+    said = said.partition("desc = ")[2] or said
+    return said.rstrip('"').replace('\\"', '"').strip()[-1000:]
+
+
+def remove_sandboxes(command: Sequence[str]) -> list[str]:
+    """Every probe that this runtime has. kubelet may be quicker: it ends pods not its own."""
+    found = crictl(command, "pods", "-q", "--label", LABEL).split()
+    for sandbox in found:
+        try:
+            crictl(command, "rmp", "-f", sandbox)
+        except ProbeError as problem:
+            if sandbox in crictl(command, "pods", "-q", "--label", LABEL).split():
+                raise ProbeError(
+                    f"the runtime does not remove the pod {sandbox} ({problem}): crictl rmp -f "
+                    f"{sandbox} does it by hand"
+                ) from None
+    return found
+
+
 def ip(*arguments: str) -> None:
     try:
         done = subprocess.run(
@@ -121,15 +168,21 @@ def ip(*arguments: str) -> None:
 
 def clean(home: str = HOME) -> list[str]:
     """Whatever of a probe is there, by whomever it was left; what was found. A DEL that fails is
-    told when all the rest is gone: nobody would get further by trying it again."""
+    told when all the rest is gone: nobody would get further by trying it again. A runtime that does
+    not remove its pod is asked again by whoever cleans next."""
     found = []
     failed = None
-    state = os.path.join(home, "probe.json")
-    if os.path.exists(state):
-        with open(state) as stream:
-            known = json.load(stream)
+    if os.path.exists(os.path.join(home, "probe.json")):
+        known = read_state(home)
+        if known.get("crictl"):
+            try:
+                remove_sandboxes(known["crictl"])
+            except ProbeError as problem:
+                gone = f"if that runtime is gone, remove {home} and try again"
+                raise ProbeError(f"{problem}; {gone}") from None
         try:
-            delete(known["conf"], known["bin_dirs"], known["host_port"])
+            if known.get("by_plugins"):
+                delete(known["conf"], known["bin_dirs"], known["host_port"])
         except ProbeError as problem:
             failed = problem
         found.append("a pod")
@@ -143,12 +196,29 @@ def clean(home: str = HOME) -> list[str]:
     return found
 
 
+def read_state(home: str = HOME) -> dict[str, Any]:
+    with open(os.path.join(home, "probe.json")) as stream:
+        state: dict[str, Any] = json.load(stream)
+    return state
+
+
+def write_state(state: Mapping[str, Any], home: str = HOME) -> None:
+    path = os.path.join(home, "probe.json")
+    with open(f"{path}.new", "w") as stream:
+        json.dump(state, stream)
+    os.replace(f"{path}.new", path)
+
+
 def serve(home: str) -> None:
     """Tell each who connects what address it comes from."""
-    del home
-    handle = os.open(netns_path(), os.O_RDONLY | os.O_CLOEXEC)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (netns := read_state(home).get("netns")):
+        if time.monotonic() > deadline:
+            raise SystemExit("no pod was made")
+        time.sleep(0.1)
+    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     if ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), netns_path())
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), netns)
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

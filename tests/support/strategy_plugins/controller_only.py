@@ -111,6 +111,23 @@ def mode(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
     return {**held, "pod_cidrs": pod_cidrs(host)}
 
 
+def probed(host: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A pod, and what it reaches, as large as on a real node."""
+    good = {"ok": True, "detail": "10.0.0.1, 1.0 ms"}
+    checks = dict.fromkeys(("v4", "v6", "mtu4", "mtu6", "port", "route", "dns"), good)
+    path = {"kind": "direct", "through": "192.0.2.1:41641", "ms": 1.0}
+    pod = {"node": host, "addresses": [f"10.0.0.{n}" for n in (1, 2)], "mtu": 1280}
+    pod |= {"host_port": 1, "host_addresses": ["192.0.2.1"], "tailnet_name": f"{host}.example"}
+    return {
+        "probe": {**pod, "tailnet_addresses": ["100.64.0.1"], "pod_cidrs": pod_cidrs(host)},
+        "reached": {
+            one["node"]: {**checks, "path": path} for one in arguments.get("targets") or ()
+        },
+        "beyond": {"outside": good},
+        "runtime": {"ok": True, "detail": "containerd"},
+    }
+
+
 RELEASE = {"name": "1.0.0", "version": "1.0.0"}
 MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "tailscale_install": installable,
@@ -127,7 +144,7 @@ MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "headcni_leave": leaving,
     "headcni_info": info,
     "headcni_mode": mode,
-    "headcni_probe": lambda host, _: {"reached": {}},
+    "headcni_probe": probed,
     "headcni_kubernetes_info": kubernetes,
     "headcni_kubernetes_identity": identity,
     "headscale_info": lambda host, _: {"version": "0.29.2", "users": [], "nodes": []},

@@ -226,3 +226,32 @@ def test_a_cri_o_that_uses_one_network_only_stops_unless_it_is_ours(root):
     (problem,), _ = compared(root)
     assert "headcni_node_conflist_name: crio" in problem
     assert compared(root, network="crio") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("process", "path", "text"),
+    [
+        (
+            "containerd",
+            CONFIG,
+            'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "x/pause:3"\n',
+        ),
+        (
+            "containerd",
+            CONFIG,
+            "version = 3\n[plugins.'io.containerd.cri.v1.images'.pinned_images]\n"
+            "  sandbox = 'x/pause:3'\n",
+        ),
+        ("crio", "/etc/crio/crio.conf", '[crio.image]\npause_image = "x/pause:3"\n'),
+    ],
+)
+def test_the_image_that_every_pod_starts_from_is_known(root, process, path, text):
+    root.process(process)
+    root.file(path, text)
+    assert only(root).sandbox_image == "x/pause:3"
+
+
+def test_the_file_that_runs_is_known(root):
+    pid = root.process("containerd")
+    root.link(f"/proc/{pid}/exe", "/opt/x/containerd")
+    assert only(root).program == "/opt/x/containerd"

@@ -165,3 +165,9 @@ def test_a_node_key_of_zeros_is_none():
 )
 def test_versions_are_read_without_what_a_build_adds(text, version):
     assert short_version(text) == version
+
+
+def test_a_ping_names_the_peer_and_returns_which_way_the_answer_came(tmp_path):
+    with saying(tmp_path, 200, b'{"Endpoint": "192.168.7.2:41641"}') as (api, to):
+        assert api.ping("fd7a:115c:a1e0::1") == {"Endpoint": "192.168.7.2:41641"}
+    assert to[0][:2] == ("POST", "/localapi/v0/ping?ip=fd7a%3A115c%3Aa1e0%3A%3A1&type=disco")

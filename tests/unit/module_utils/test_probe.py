@@ -7,9 +7,11 @@ import os
 import socket
 import struct
 import threading
+import time
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import probe, probe_pod
+from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPIError
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a raw socket")
@@ -70,7 +72,8 @@ def ask(monkeypatch, **how):
 
 
 def test_an_address_behind_an_alias_is_found(monkeypatch):
-    assert ask(monkeypatch) == {"ok": True, "detail": "node2.mesh.example is 100.64.0.7"}
+    shown = "node2.mesh.example is 100.64.0.7"
+    assert ask(monkeypatch) == {"ok": True, "detail": shown, "addresses": ["100.64.0.7"]}
 
 
 def test_a_name_that_nobody_knows_is_told(monkeypatch):
@@ -141,9 +144,110 @@ def test_a_pod_that_no_plugin_takes_away_is_told_once_and_in_nobodys_way(tmp_pat
     monkeypatch.setattr(probe_pod, "netns_path", lambda: str(tmp_path / "none"))
     home = tmp_path / "home"
     home.mkdir()
-    state = {"conf": CONF, "bin_dirs": [str(tmp_path)], "host_port": 0}
+    state = {"conf": CONF, "bin_dirs": [str(tmp_path)], "host_port": 0, "by_plugins": True}
     (home / "probe.json").write_text(json.dumps(state))
     with pytest.raises(probe_pod.ProbeError, match="there is no tuning in"):
         probe_pod.clean(str(home))
     assert not home.exists()
     assert probe_pod.clean(str(home)) == []
+
+
+def test_the_state_of_a_probe_by_plugins_and_by_a_runtime_is_cleaned_each_in_its_way(tmp_path):
+    """crictl is a stub here: it shows one pod until that is removed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    pods = tmp_path / "pods"
+    pods.write_text("abc\n")
+    crictl = tmp_path / "crictl"
+    crictl.write_text(f"#!/bin/sh\ncase $1 in pods) cat {pods};; rmp) : > {pods};; esac\n")
+    crictl.chmod(0o755)
+    probe_pod.write_state({"crictl": [str(crictl)], "netns": "/x"}, str(home))
+    assert probe_pod.clean(str(home)) == ["a pod"]
+    assert pods.read_text() == "" and not home.exists()
+
+
+def test_a_pod_that_a_runtime_does_not_remove_is_asked_for_again(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    crictl = tmp_path / "crictl"
+    crictl.write_text("#!/bin/sh\n[ $1 = pods ] && echo abc && exit\necho busy >&2; exit 1\n")
+    crictl.chmod(0o755)
+    probe_pod.write_state({"crictl": [str(crictl)], "netns": "/x"}, str(home))
+    for _time in range(2):
+        with pytest.raises(probe_pod.ProbeError, match=r"busy.*crictl rmp -f abc"):
+            probe_pod.clean(str(home))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("192.0.2.1", "192.0.2.1", 0),
+        ("192.0.2.1:443", "192.0.2.1", 443),
+        ("fd00::1", "fd00::1", 0),
+        ("[fd00::1]:53", "fd00::1", 53),
+        ("host.example:8080", "host.example", 8080),
+        ("https://host.example/path", "host.example", 443),
+        ("http://host.example:8080", "host.example", 8080),
+    ],
+)
+def test_a_place_outside_is_an_address_a_name_or_a_url(text, host, port):
+    assert probe.place(text) == (text, host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":443", "ftp://host", "host:99999", "host:x", "a b", "fd00::1:x", "x" * 300]
+)
+def test_what_is_no_place_is_told_with_what_is_expected(text):
+    with pytest.raises(ValueError, match="expected an address or a name"):
+        probe.place(text)
+
+
+def test_a_port_outside_is_reached_or_not():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        number = server.getsockname()[1]
+        refused = probe.reach(["127.0.0.1"], number, 0.1)
+        assert refused["ok"] is False and "refused" in refused["detail"]
+        server.listen()
+        found = probe.reach(["127.0.0.1"], number, 1)
+    assert found["ok"] is True and f"port {number}" in found["detail"]
+    assert probe.reach([], 80, 0)["ok"] is False
+    assert probe.is_own("127.0.0.1") and not probe.is_own("192.0.2.1")
+
+
+def answers(*given):
+    left = list(given)
+
+    def ask():
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+DERP = {"LatencySeconds": 0.012, "DERPRegionID": 999, "DERPRegionCode": "lab"}
+ENDPOINT = {"LatencySeconds": 0.0008, "Endpoint": "192.168.7.2:41641"}
+PEER_RELAY = {"LatencySeconds": 0.003, "PeerRelay": "192.168.7.9:40000:vni:3"}
+
+
+def path_of(*given, seconds=0.0):
+    found = probe.path(answers(*given), time.monotonic() + seconds)
+    return found["kind"], found["through"], found["ms"]
+
+
+def test_a_path_that_becomes_direct_in_time_is_direct():
+    assert path_of(DERP, ENDPOINT, seconds=5) == ("direct", "192.168.7.2:41641", 0.8)
+
+
+def test_a_path_that_stays_relayed_names_what_relays_it():
+    assert path_of(DERP) == ("relayed", "DERP region lab (999)", 12.0)
+    assert path_of(PEER_RELAY) == ("relayed", "peer relay 192.168.7.9:40000:vni:3", 3.0)
+
+
+def test_a_path_that_tailscaled_does_not_know_is_neither():
+    assert path_of({"Err": "no matching peer"}) == ("unknown", "no matching peer", None)
+    error = LocalAPIError("no-answer", "tailscaled did not answer")
+    assert path_of(error)[0] == "unknown"
+    assert path_of(DERP, error, seconds=0.2)[0] == "relayed"
