@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from urllib.parse import urlsplit
 
 import pytest
 from headscale_proxy import headscale_proxy
@@ -113,8 +114,11 @@ def test_pods_reach_each_other_on_every_pair_and_nothing_stays_behind(site, firs
     """By both families (k3s#11572), unfragmented (tailscale#16820), and nodes by their names
     (tailscale#10499, #6651)."""
     found = site.verify()
-    assert re.search(r"node1 +- +ok [\d.]+ ms", found.output)
-    assert "checked from each pod: v4, v6, mtu4, mtu6, port, route, dns" in found.output
+    assert re.search(r"node1 +- +ok [\d.]+ ms direct", found.output)
+    assert "checked from each pod: v4, v6, mtu4, mtu6, port, route, dns, outside" in found.output
+    assert re.search(r"node1 -> node2 +direct +[\d.]+ ms +[\d.]+:\d+", found.output)
+    said = "not checked: runtime: no container runtime runs on this node (all 2 nodes)"
+    assert said in " ".join(found.output.split())
     assert "every pod reaches every other" in found.output
     for node in NODES:
         assert is_clean(site, node)
@@ -162,8 +166,30 @@ def test_a_pod_that_nobody_takes_away_ends_by_itself(site, first, tmp_path):
     assert is_clean(site, "node1")
 
 
+def test_verification_shows_a_relayed_path_and_what_relays_it(site, first):
+    drop = '{}ifname "eth0" meta l4proto udp drop'
+    chains = "\n".join(
+        f"chain {name} {{\n type filter hook {name} priority 0;\n {drop.format(way)}\n}}"
+        for name, way in (("input", "i"), ("output", "o"))
+    )
+    site.lab.write("node2", "/run/relay.nft", f"table inet relay {{\n{chains}\n}}\n".encode())
+    site.lab.on("node2", "nft -f /run/relay.nft")
+    try:
+        found = site.verify()
+    finally:
+        site.lab.on("node2", "nft delete table inet relay")
+    for pair in ("node1 -> node2", "node2 -> node1"):
+        assert re.search(rf"{pair} +relayed +[\d.]+ ms +DERP region \w+ \(999\)", found.output)
+    assert "a relayed path is slower: let the nodes' UDP port through" in found.output
+    for node, other in (NODES, NODES[::-1]):
+        site.lab.wait(node, f"tailscale ping --until-direct -c 20 {other} >/dev/null")
+    assert re.search(r"node1 -> node2 +direct", site.verify().output)
+
+
 def test_verification_is_red_where_pods_are_cut_off(site, first):
-    chain = "chain f {\n type filter hook forward priority 0;\n meta l4proto icmp drop\n}"
+    port = urlsplit(site.lab.inventory()["lab"]["vars"]["lab_headscale_url"]).port
+    rules = f" meta l4proto icmp drop\n tcp dport {port} drop"
+    chain = f"chain f {{\n type filter hook forward priority 0;\n{rules}\n}}"
     site.lab.write("node2", "/run/cut.nft", f"table inet cut {{\n{chain}\n}}\n".encode())
     site.lab.on("node2", "nft -f /run/cut.nft")
     try:
@@ -173,6 +199,10 @@ def test_verification_is_red_where_pods_are_cut_off(site, first):
     assert found.code != 0
     assert re.search(r"node1 +- +FAIL v4 mtu4", found.output)
     assert "node1 -> node2: v4: 10.55.2." in found.output
+    said = " ".join(found.output.split())
+    assert "node2: outside: the pod does not reach http" in said and "the node itself does" in said
+    assert "next, for v4: headcnictl diagnose on both nodes" in said
+    assert "next, for outside: headcnictl diagnose on the node" in said
     assert is_clean(site, "node1") and is_clean(site, "node2")
 
 
