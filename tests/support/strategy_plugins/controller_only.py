@@ -118,11 +118,11 @@ def probed(host: str, arguments: dict[str, Any]) -> dict[str, Any]:
     path = {"kind": "direct", "through": "192.0.2.1:41641", "ms": 1.0}
     pod = {"node": host, "addresses": [f"10.0.0.{n}" for n in (1, 2)], "mtu": 1280}
     pod |= {"host_port": 1, "host_addresses": ["192.0.2.1"], "tailnet_name": f"{host}.example"}
+    given = arguments.get("targets")
+    targets = given if isinstance(given, list) else []  # a host out of the sample has a template
     return {
         "probe": {**pod, "tailnet_addresses": ["100.64.0.1"], "pod_cidrs": pod_cidrs(host)},
-        "reached": {
-            one["node"]: {**checks, "path": path} for one in arguments.get("targets") or ()
-        },
+        "reached": {one["node"]: {**checks, "path": path} for one in targets},
         "beyond": {"outside": good},
         "runtime": {"ok": True, "detail": "containerd"},
     }
