@@ -6,6 +6,8 @@ follow each other on one lab, as an operator would go on with it.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cri_pods import CONFIG, CRICTL, run_pod, start_debians_containerd
 from lab_command import LabCommand
