@@ -59,11 +59,17 @@ class ServedNode(CniNode):
         argv, env = self.python_command(
             *main, "--socket", str(self.socket), "--data-dir", str(self.tmp / "data"), *options
         )
-        already = self.said("listening=")
+        return self.start_command([*before, *argv], env, "listening=")
+
+    def start_command(
+        self, argv: list[str], env: dict[str, str], ready: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a server by a command, and wait until its log says that it is ready."""
+        already = self.said(ready)
         with self.log.open("ab") as log:
-            server = subprocess.Popen([*before, *argv], stdout=log, stderr=log, env=env, cwd="/")
+            server = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd="/")
         self.servers.append(server)
-        self.wait_for(lambda: self.said("listening=") > already or server.poll() is not None)
+        self.wait_for(lambda: self.said(ready) > already or server.poll() is not None)
         assert server.poll() is None, self.log.read_text()
         return server
 

@@ -23,6 +23,7 @@ from .errors import (
     CniError,
 )
 from .exec import MAX_NESTING, deeper, find, invoke, steps
+from .ipam.config import ANNOTATIONS
 from .model import NetworkConfig, Owner
 from .result import VERSIONS, Result, before, read, shape
 from .store import PluginState, Store
@@ -235,11 +236,23 @@ def _by_configuration(
 def _whole(state: PluginState, network: NetworkConfig) -> PluginState:
     """As it was kept; where its row was damaged, with the configuration of now."""
     if state.config:
-        return state
+        return replace(state, config=_with_runtime_config(state.config, network))
     now = [known for known in _by_configuration(network) if known.type == state.type]
     at_its_place = [known for known in now if known.index == state.index] or now
     bare = {"type": state.type, "name": network.name, "cniVersion": network.cni_version}
     return replace(state, config=at_its_place[0].config if at_its_place else bare)
+
+
+def _with_runtime_config(conf: dict[str, Any], network: NetworkConfig) -> dict[str, Any]:
+    """With the runtime's word where the store has nothing, or few annotations: it keeps only what
+    is small."""
+    has, kept = conf.get("capabilities"), conf.get("runtimeConfig") or {}
+    missing = {
+        name: network.runtime_config[name]
+        for name, wanted in (has.items() if isinstance(has, Mapping) else ())
+        if wanted and name in network.runtime_config and (name == ANNOTATIONS or name not in kept)
+    }
+    return {**conf, "runtimeConfig": {**kept, **missing}} if missing else conf
 
 
 def _request(state: PluginState, previous: Result | None) -> dict[str, Any]:

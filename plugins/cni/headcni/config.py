@@ -20,10 +20,13 @@ from .errors import (
     INVALID_CONFIG,
     UNDECODABLE,
     CniError,
+    shortened,
 )
 from .ipam.config import (
     ANNOTATIONS,
+    LONGEST_VALUE,
     Problem,
+    named_mistakes,
     parse_address,
     parse_ipam,
     split_cni_args,
@@ -38,6 +41,7 @@ from .model import (
     Network,
     NetworkConfig,
     PortMapping,
+    ReservedPorts,
 )
 from .podcidr import PodCidrError, parse_cidr, unfit_for_pods
 from .runtime_config import as_specified
@@ -53,6 +57,7 @@ _KEYS = (
     *("ip_masq", "hairpin", "default_route", "mac", "delegate", "plugins", "delegate_timeout"),
     *("is_gateway", "mesh_grace", "data_dir", "subnet_file"),
     *("anti_spoofing", "anti_spoofing_exempt"),
+    *("reserved_ports", "host_ports_over_listeners"),
 )
 # As other plugins spell them.
 _ALIASES = {
@@ -80,12 +85,18 @@ _WHICH_POD = tuple(
 )
 
 KEPT = 64  # configurations that were understood; the pods of a node have few between them
+LONGEST_KEPT = 16 << 10  # bytes; a larger one has annotations that no other pod has
 _ONCE = frozenset(("prevResult", "cni.dev/valid-attachments"))  # no two calls have the same
 
 # Compiled where they are used, which most calls never do.
 _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.?)\Z"
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
 
+_PORTS = r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?\Z"
+
+_EXPECTED_PORTS = (
+    "a port or a range of ports, with or without a protocol: 22, 10250/tcp, 30000-32767"
+)
 _EXPECTED_LINK = "an interface name of at most 15 characters that is not the system's"
 _EXPECTED_PODS = "namespace/name of pods, where * and ? stand for any characters"
 _EXPECTED_TYPE = "the name of a plugin's executable"
@@ -127,7 +138,7 @@ def parse(stdin: bytes, env: Mapping[str, str], forgiving: bool = False) -> Netw
         raise error(found)
     for doubt in () if forgiving else _doubts(network):
         warn(doubt)
-    if not _ONCE.intersection(conf):
+    if len(stdin) <= LONGEST_KEPT and not _ONCE.intersection(conf):
         if len(_known) >= KEPT:
             _known.clear()
         _known[asked] = _Known(network, subnet_file, seen)
@@ -226,9 +237,8 @@ def render(found: Sequence[Problem], as_json: bool = False) -> str:
 
 def error(found: Sequence[Problem]) -> CniError:
     """All mistakes as the one answer that a runtime gets."""
-    return CniError(
-        INVALID_CONFIG, f"the configuration has {_count(found)}", "; ".join(map(_line, found))
-    )
+    named = "; ".join(named_mistakes(found, _line))
+    return CniError(INVALID_CONFIG, f"the configuration has {_count(found)}", named)
 
 
 def _count(found: Sequence[Problem]) -> str:
@@ -237,9 +247,8 @@ def _count(found: Sequence[Problem]) -> str:
 
 def _line(problem: Problem) -> str:
     shown = "missing" if problem.value is None else json.dumps(problem.value, default=str)
-    if len(shown) > 120:
-        shown = shown[:117] + "..."
-    return f"{problem.path or 'the configuration'} is {shown}: expected {problem.expected}"
+    path = shortened(problem.path, LONGEST_VALUE) or "the configuration"
+    return f"{path} is {shortened(shown, LONGEST_VALUE)}: expected {problem.expected}"
 
 
 def _decode(stdin: bytes) -> tuple[dict[str, Any], list[Problem]]:
@@ -248,9 +257,10 @@ def _decode(stdin: bytes) -> tuple[dict[str, Any], list[Problem]]:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         section = dict(items)
         if len(section) < len(items):
-            keys = [key for key, _unused in items]
-            twice = sorted({key for key in keys if keys.count(key) > 1})
-            found.extend(Problem(key, section[key], "to be given once") for key in twice)
+            once, twice = set[str](), set[str]()
+            for key, _unused in items:
+                (twice if key in once else once).add(key)
+            found.extend(Problem(key, section[key], "to be given once") for key in sorted(twice))
         return section
 
     try:
@@ -501,6 +511,8 @@ def _network(
         dns=_dns(top, runtime),
         mac=_mac(top, args, runtime, cni_env),
         port_mappings=_port_mappings(runtime),
+        reserved_ports=_reserved_ports(top),
+        host_ports_over_listeners=top.flag("host_ports_over_listeners", False),
         bandwidth=_bandwidth(runtime),
         delegates=delegates,
         delegate_timeout=_delegate_timeout(top),
@@ -840,7 +852,8 @@ def _is_mac(text: str) -> bool:
 
 
 def _port_mappings(runtime: _Section) -> tuple[PortMapping, ...]:
-    found: list[tuple[str, PortMapping]] = []
+    found: list[PortMapping] = []
+    same_number: dict[tuple[int, str], list[tuple[str, PortMapping]]] = {}
     for path, item in runtime.items("portMappings", "a list of port mappings"):
         if not isinstance(item, Mapping):
             runtime.wrong(path, item, "an object with hostPort and containerPort")
@@ -858,13 +871,31 @@ def _port_mappings(runtime: _Section) -> tuple[PortMapping, ...]:
         )
         if len(runtime.found) > before:
             continue
-        for other_path, other in found:
-            if _same_port(mapping, other):
-                entry.wrong(
-                    "hostPort", mapping.host_port, f"a port that {other_path} has not taken"
-                )
-        found.append((runtime.at(path), mapping))
-    return tuple(mapping for _unused, mapping in found)
+        others = same_number.setdefault((mapping.host_port, mapping.protocol), [])
+        taken = next((where for where, other in others if _same_port(mapping, other)), "")
+        if taken:  # not kept: a list of one port over and over is compared with one entry only
+            entry.wrong("hostPort", mapping.host_port, f"a port that {taken} has not taken")
+            continue
+        others.append((runtime.at(path), mapping))
+        found.append(mapping)
+    return tuple(found)
+
+
+def _reserved_ports(top: _Section) -> tuple[ReservedPorts, ...]:
+    if top.get("reserved_ports") is None:
+        return NetworkConfig.reserved_ports
+    found = []
+    for path, item in top.items("reserved_ports", "a list of ports"):
+        match = re.match(_PORTS, str(item)) if isinstance(item, (int, str)) else None
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else 0
+        if match is None or not 0 < first <= last < 65536:
+            top.wrong(path, item, _EXPECTED_PORTS)
+        elif match[3]:
+            found.append(ReservedPorts(first, last, (match[3],)))
+        else:
+            found.append(ReservedPorts(first, last))
+    return tuple(found)
 
 
 def _protocol(entry: _Section) -> str:
@@ -879,8 +910,7 @@ def _host_ip(entry: _Section) -> Address | None:
 
 
 def _same_port(one: PortMapping, other: PortMapping) -> bool:
-    if (one.host_port, one.protocol) != (other.host_port, other.protocol):
-        return False
+    """Whether two mappings of one port number and protocol answer on the same address."""
     if one.host_ip is None or other.host_ip is None:
         return True
     if one.host_ip.version != other.host_ip.version:

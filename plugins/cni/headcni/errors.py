@@ -58,14 +58,26 @@ MEANINGS: Dict[int, str] = {
 }
 
 
+# What an error quotes may come from the author of a pod: its size must not.
+LONGEST_MESSAGE = 1024
+LONGEST_DETAILS = 4096
+
+
+def shortened(text: str, longest: int) -> str:
+    """The beginning of a text that is too long, and how much of it was left out."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]}… ({len(text) - longest} more characters)"
+
+
 class CniError(Exception):
-    """A failure with the spec's code, one sentence, and what to do about it."""
+    """A failure with the spec's code, one sentence, and what to do about it. Both are bounded."""
 
     def __init__(self, code: int, msg: str, details: str = "") -> None:
-        super().__init__(msg)
         self.code = code
-        self.msg = msg
-        self.details = details
+        self.msg = shortened(msg, LONGEST_MESSAGE)
+        self.details = shortened(details, LONGEST_DETAILS)
+        super().__init__(self.msg)
 
     def __str__(self) -> str:
         return f"{self.msg}: {self.details}" if self.details else self.msg

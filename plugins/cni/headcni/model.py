@@ -64,6 +64,8 @@ class IpamConfig:
     strategy: str = "sequential"
     routes: Tuple[Route, ...] = ()
     requested: Tuple[Address, ...] = ()
+    annotated: bool = False  # whether the pod's annotation is among those who asked
+    annotation_namespaces: Tuple[str, ...] = ()  # patterns of those whose pods may ask by it
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,6 +101,26 @@ class PortMapping:
     container_port: int
     protocol: str = "tcp"
     host_ip: Optional[Address] = None
+
+
+@dataclass(frozen=True)
+class ReservedPorts:
+    """Host ports that no pod may have."""
+
+    first: int
+    last: int
+    protocols: Tuple[str, ...] = ("tcp", "udp", "sctp")
+
+    def __str__(self) -> str:
+        span = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return f"{span}/{self.protocols[0]}" if len(self.protocols) == 1 else span
+
+
+# kubelet, and the tailscaled of the node and of HeadCNI (whose sockets are in another namespace).
+RESERVED_PORTS = (
+    ReservedPorts(10250, 10250, ("tcp",)),
+    ReservedPorts(41641, 41642, ("udp",)),
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +160,8 @@ class NetworkConfig:
     dns: Dns = Dns()
     mac: str = ""
     port_mappings: Tuple[PortMapping, ...] = ()
+    reserved_ports: Tuple[ReservedPorts, ...] = RESERVED_PORTS
+    host_ports_over_listeners: bool = False
     bandwidth: Bandwidth = Bandwidth()
     delegates: Tuple[Mapping[str, Any], ...] = ()
     delegate_timeout: float = 60.0

@@ -21,6 +21,7 @@ from typing import Any, Callable, NamedTuple, TypeVar, final
 
 from .errors import STORE, TRY_AGAIN, CniError
 from .model import Address, Lease, LeasedAddress, Owner, PodRef
+from .runtime_config import storable
 
 T = TypeVar("T")
 
@@ -310,6 +311,10 @@ class Store:
         )
         return [_attachment(row) for row in rows]
 
+    def attachment_counts(self) -> dict[str, int]:
+        """How many there are on each network, without reading what is in them."""
+        return dict(self._all("SELECT network, count(*) FROM attachment GROUP BY network"))
+
     def remember(self, attachment: Attachment) -> None:
         """Keep it, in place of what was known of the same owner."""
         pod = attachment.pod
@@ -318,7 +323,7 @@ class Store:
             *_key(attachment.owner),
             *(pod.namespace, pod.name, pod.uid),
             *(attachment.netns, attachment.host_ifname),
-            *map(_dump, (attachment.config, attachment.result, attachment.state)),
+            *map(_dump, (storable(attachment.config), attachment.result, attachment.state)),
             attachment.created or time.time(),
         )
 
@@ -363,7 +368,8 @@ class Store:
                 "INSERT OR REPLACE INTO plugin_state VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *_key(owner),
-                    *(state.index, state.type, _dump(state.config), _dump(state.result)),
+                    *(state.index, state.type, _dump(storable(state.config))),
+                    _dump(state.result),
                     *(self.boot_id, time.time()),
                 ),
             )

@@ -5,11 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Optional
 
 import pytest
 
 from headcni.daemon.protocol import Request
-from headcni.daemon.server import CniServer, _Call, _Calls
+from headcni.daemon.server import (
+    LARGE,
+    LARGE_CALLS,
+    LARGE_THREADS,
+    THREADS,
+    CniServer,
+    _Call,
+    _Calls,
+)
 
 SECONDS = 10.0
 
@@ -22,6 +31,7 @@ class Work:
         self.begun: list[str] = []
         self._changed = threading.Condition()
         self._may_end = threading.Event()
+        self._endings: Optional[threading.Semaphore] = None
         self._shims: list[socket.socket] = []
 
     def _serve(self, call: _Call, _worker: object) -> None:
@@ -29,13 +39,17 @@ class Work:
             self.begun.append(call.request.env["CNI_COMMAND"])
             self._changed.notify_all()
         self._may_end.wait(SECONDS)
+        if self._endings is not None:
+            self._endings.acquire(timeout=SECONDS)
 
-    def call(self, verb: str, container: str = "", **env: str) -> socket.socket:
+    def call(
+        self, verb: str, container: str = "", stdin: bytes = b"", taken: bool = True, **env: str
+    ) -> socket.socket:
         """The shim's end of its connection."""
         ours, theirs = socket.socketpair()
         names = {"CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"} if container else {}
         env = {"HEADCNI_PROGRAM": "headcni", "CNI_COMMAND": verb, **names, **env}
-        assert self.calls.begin(_Call(Request("0", "", env, b""), theirs, None))
+        assert self.calls.begin(_Call(Request("0", "", env, stdin), theirs, None)) is taken
         self._shims.append(ours)
         return ours
 
@@ -43,11 +57,14 @@ class Work:
         with self._changed:
             return self._changed.wait_for(lambda: sorted(self.begun) == sorted(verbs), 2.0)
 
-    def end(self) -> None:
+    def end(self, calls: int = 0) -> None:
+        """Let so many of them end, or all."""
+        if calls:
+            self._endings = threading.Semaphore(calls)
         self._may_end.set()
 
     def clear(self) -> None:
-        self.end()
+        self.end(1000)
         self.calls.finish(SECONDS)
         for shim in self._shims:
             shim.close()
@@ -104,3 +121,21 @@ def test_a_socket_that_somebody_deleted_is_not_served(tmp_path):
         assert not server.is_alive()
     finally:
         server.stop(SECONDS)
+
+
+def test_a_namespace_with_many_calls_leaves_the_next_turn_to_another(work: Work) -> None:
+    for number in range(THREADS + 50):
+        work.call("ADD", f"evil{number}", CNI_ARGS="K8S_POD_NAMESPACE=evil")
+    assert work.has_begun(*["ADD"] * THREADS)
+    work.call("CHECK", "good", CNI_ARGS="K8S_POD_NAMESPACE=good")
+    work.end(2)
+    assert work.has_begun(*["ADD"] * (THREADS + 1), "CHECK")
+
+
+def test_large_calls_have_few_threads_and_places_and_others_pass_them(work: Work) -> None:
+    for number in range(LARGE_CALLS):
+        work.call("ADD", f"large{number}", b"x" * LARGE)
+    work.call("ADD", "one too many", b"x" * LARGE, taken=False)
+    assert work.has_begun(*["ADD"] * LARGE_THREADS)
+    work.call("CHECK", "small")
+    assert work.has_begun(*["ADD"] * LARGE_THREADS, "CHECK")

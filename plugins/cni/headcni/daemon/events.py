@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
+from ..errors import shortened
 from ..model import PodRef
 from ..store import Attachment
 from .log import Log
 
 KEPT = 256
 WAITING = 256
+LONGEST_REASON = 1024  # characters: so many events are kept, and a pod's author may cause them
+MOST_ADDRESSES = 16
 
 ADDED, DELETED, FAILED, LEAKED, MISSING, REPAIRED = (
     "pod-added",
@@ -75,11 +78,11 @@ class Event:
             "uid": self.pod.uid,
             "network": self.network,
             "container_id": self.container_id,
-            "pod_ip": self.pod_ip,
-            "gateway": self.gateway,
+            "pod_ip": self.pod_ip[:MOST_ADDRESSES],
+            "gateway": self.gateway[:MOST_ADDRESSES],
             "interface": self.interface,
             "host_interface": self.host_interface,
-            "reason": self.reason,
+            "reason": shortened(self.reason, LONGEST_REASON),
         }
         return {name: value for name, value in named.items() if value}
 

@@ -17,7 +17,10 @@ import re
 import sys
 import time
 import traceback
+from itertools import islice
 from typing import Any, Dict, List, Optional, TextIO, Tuple
+
+from ..errors import shortened
 
 NAME = "headcni"
 LEVELS: Dict[str, int] = {
@@ -32,6 +35,10 @@ _NAMES = {number: name for name, number in LEVELS.items()}
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARN": 4, "ERROR": 3, "FATAL": 2}
 _PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f]+\Z")
 _OURS = ("time", "level", "part", "msg", "trace")
+# Whatever is logged, a line has an end: values may come from pods, peers or servers.
+LONGEST_VALUE = 4096
+LONGEST_TRACE = 16384
+MOST_ITEMS = 64
 
 
 class Log:
@@ -108,7 +115,7 @@ class _Formatter(logging.Formatter):
         if not self.for_journal:
             pairs.append(("time", _time(record.created)))
         part = record.name[len(NAME) + 1 :] if record.name.startswith(f"{NAME}.") else record.name
-        pairs += [("level", _level(record)), ("part", part), ("msg", record.getMessage())]
+        pairs += [("level", _level(record)), ("part", part), ("msg", _value(record.getMessage()))]
         fields: Dict[str, Any] = getattr(record, "headcni_fields", {})
         for key, value in fields.items():
             pairs.append((f"{key}_" if key in _OURS else key, _value(value)))
@@ -118,7 +125,8 @@ class _Formatter(logging.Formatter):
             pairs.append(("problem", _value(record.exc_info[1])))
         if raised and logging.getLogger().isEnabledFor(logging.DEBUG):
             kind, value, trace = type(raised[0]), raised[0], raised[0].__traceback__
-            pairs.append(("trace", "".join(traceback.format_exception(kind, value, trace))))
+            text = "".join(traceback.format_exception(kind, value, trace))
+            pairs.append(("trace", shortened(text, LONGEST_TRACE)))
         return pairs
 
 
@@ -134,13 +142,15 @@ def _time(seconds: float) -> str:
 
 
 def _value(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {value}"
+        return shortened(f"{type(value).__name__}: {value}", LONGEST_VALUE)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_value(one) for one in value]
-    return str(value)
+        items = [_value(one) for one in islice(value, MOST_ITEMS)]
+        more = len(value) - len(items)
+        return [*items, f"and {more} more"] if more else items
+    return shortened(str(value), LONGEST_VALUE)
 
 
 def _json(pairs: List[Tuple[str, Any]]) -> str:
@@ -155,5 +165,7 @@ def _word(value: Any) -> str:
     """A value that stays one word on one line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = str(value)
+    if isinstance(value, list):
+        text = shortened(",".join(map(str, value)), LONGEST_VALUE)
     return text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)

@@ -276,7 +276,7 @@ class Daemon:
             ],
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
             "warnings": [warning._asdict() for warning in self.conditions.report.warnings],
-            "attachments": len(self.store.attachments()),
+            "attachments": sum(self.store.attachment_counts().values()),
             "calls": self.server.calls,
             "monitor": self.monitor.where if self.monitor is not None else "",
         }
@@ -398,7 +398,9 @@ class Daemon:
             "cni_calls", "Calls at work or waiting.", lambda: float(self.server.calls)
         )
         self.metrics.gauge(
-            "attachments", "Pod interfaces.", lambda: float(len(self.store.attachments()))
+            "attachments",
+            "Pod interfaces.",
+            lambda: float(sum(self.store.attachment_counts().values())),
         )
         self.metrics.gauge(
             "links_to_delete",
@@ -422,7 +424,7 @@ class Daemon:
     def _pools(self) -> dict[Tuple[str, ...], float]:
         found: dict[Tuple[str, ...], float] = {}
         ipam = Ipam(self.store)
-        for network in {attachment.owner.network for attachment in self.store.attachments()}:
+        for network in self.store.attachment_counts():
             for usage in ipam.usage(network):
                 for state, count in (("leased", usage.leased), ("free", usage.free)):
                     key = (network, state)

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
 from .. import __version__, config, loopback, verbs
-from ..call import Call
+from ..call import Call, pod_ref
 from ..datapath.netlink import Netlink
 from ..errors import STORE, CniError
 from ..exec import MAX_NESTING, NESTING, LeftToCaller, plugins_left_to_caller, steps
@@ -46,6 +46,13 @@ BACKLOG = 256
 MAX_READING = 128
 MAX_CALLS = 256  # begun or waiting; a shim whose call is one too many runs it itself
 THREADS = 16  # for each depth of nesting, started when they are needed
+# A call with a netconf of this size carries what a pod's author has put into annotations. Python
+# runs one thread at a time, so such calls have few threads, which rest longer than they work.
+LARGE = 32 << 10  # bytes
+LARGE_THREADS = 2  # for each depth of nesting
+LARGE_CALLS = 16  # begun or waiting; beyond that their shims run them
+REST = 16  # times as long as the call has kept the processor
+LONGEST_REST = 1.0
 READ_SECONDS = 5.0
 SEND_SECONDS = 5.0
 PAUSE_SECONDS = 0.2  # before accepting again, when there was no file descriptor left
@@ -278,6 +285,8 @@ class _Call:
         self.arrived = time.monotonic()
         self.answered = False
         self.depth = min(len(steps(request.env)), MAX_NESTING)
+        self.is_large = len(request.stdin) >= LARGE
+        self.namespace = pod_ref(request.env).namespace
         # What no two calls may be at work on: a runtime that has given up on an ADD sends a DEL
         # while we may still be at it. A headcni in a chain of ours is called while the outer one
         # is at work on the same container, so the chain is part of it. GC and STATUS have none.
@@ -320,14 +329,45 @@ class _Call:
         self.netns_fd = None
 
 
-class _Lane:
-    """The calls of one depth of nesting, and the threads that they have."""
+class _Queue:
+    """Calls that wait for a thread. Each namespace of pods has its turn, however many pods another
+    one has."""
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self.ready: deque[_Call] = deque()
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[_Call]] = {}  # whose turn it is comes first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[_Call]:
+        for calls in self._waiting.values():
+            yield from calls
+
+    def append(self, call: _Call) -> None:
+        self._waiting.setdefault(call.namespace, deque()).append(call)
+
+    def popleft(self) -> _Call:
+        namespace = next(iter(self._waiting))
+        calls = self._waiting.pop(namespace)
+        call = calls.popleft()
+        if calls:
+            self._waiting[namespace] = calls
+        return call
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+
+class _Lane:
+    """The calls of one depth of nesting, large or not, and the threads that they have."""
+
+    def __init__(self, lock: threading.RLock, for_large: bool) -> None:
+        self.ready = _Queue()
         self.came = threading.Condition(lock)
         self.idle = 0
         self.threads = 0
+        self.most_threads = LARGE_THREADS if for_large else THREADS
+        self.rests = for_large
 
 
 class _Calls:
@@ -340,18 +380,26 @@ class _Calls:
     def __init__(self, serve: Callable[[_Call, _Worker], None]) -> None:
         self._serve = serve
         self._lock = threading.RLock()
-        self._lanes = [_Lane(self._lock) for _unused in range(MAX_NESTING + 1)]
+        self._lanes = [
+            _Lane(self._lock, for_large)
+            for _unused in range(MAX_NESTING + 1)
+            for for_large in (False, True)
+        ]
         self._behind: dict[tuple[str, ...], deque[_Call]] = {}  # who waits for a subject at work
         self._threads: list[threading.Thread] = []
         self._stopping = False
-        self.count = 0
+        self._over = threading.Event()
+        self.count = self._large = 0
 
     def begin(self, call: _Call) -> bool:
         """False if there are too many, or we are stopping."""
         with self._lock:
             if self._stopping or self.count >= MAX_CALLS:
                 return False
+            if call.is_large and self._large >= LARGE_CALLS:
+                return False
             self.count += 1
+            self._large += call.is_large
             if call.subject and call.subject in self._behind:
                 self._behind[call.subject].append(call)
                 return True
@@ -371,10 +419,11 @@ class _Calls:
         deadline = time.monotonic() + limit
         with self._lock:
             self._stopping = True
+            self._over.set()
             for lane in self._lanes:
                 for call in lane.ready:
                     for one in (call, *self._behind.pop(call.subject, ())):
-                        self.count -= 1
+                        self._count_out(one)
                         one.close()
                 lane.ready.clear()
                 lane.came.notify_all()
@@ -389,7 +438,7 @@ class _Calls:
             at_work.join(left)
 
     def _make_ready(self, call: _Call) -> None:
-        lane = self._lanes[call.depth]
+        lane = self._lanes[2 * call.depth + call.is_large]
         lane.ready.append(call)
         if lane.idle >= len(lane.ready):
             lane.came.notify()
@@ -397,7 +446,7 @@ class _Calls:
             self._hire(lane)
 
     def _hire(self, lane: _Lane) -> None:
-        if lane.threads == THREADS:
+        if lane.threads == lane.most_threads:
             return
         # As a daemon: one that outlasts stop() must not keep the process from ending.
         thread = threading.Thread(target=self._work, args=(lane,), name="cni", daemon=True)
@@ -419,11 +468,15 @@ class _Calls:
                 call = self._next(lane)
                 if call is None:
                     return
+                began = time.thread_time()
                 try:
                     self._serve(call, worker)
                 finally:
                     call.close()
                     self._finished(call)
+                if lane.rests:
+                    took = time.thread_time() - began
+                    self._over.wait(min(REST * took, LONGEST_REST))
         finally:
             worker.close()
             with self._lock:
@@ -440,7 +493,7 @@ class _Calls:
 
     def _finished(self, call: _Call) -> None:
         with self._lock:
-            self.count -= 1
+            self._count_out(call)
             if not call.subject:
                 return
             waiting = self._behind[call.subject]
@@ -448,6 +501,10 @@ class _Calls:
                 self._make_ready(waiting.popleft())
             else:
                 del self._behind[call.subject]
+
+    def _count_out(self, call: _Call) -> None:
+        self.count -= 1
+        self._large -= call.is_large
 
 
 class _Worker:

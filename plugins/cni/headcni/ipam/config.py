@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ..errors import INVALID_CONFIG, CniError
+from ..errors import INVALID_CONFIG, CniError, shortened
 from ..model import Address, IpamConfig, Network, Range, Route
 from .pool import STRATEGIES, gateways, reserved, size, usable
 
@@ -19,12 +19,19 @@ TYPE = "headcni-ipam"
 RANGE_KEYS = ("subnet", "rangeStart", "rangeEnd", "gateway", "exclude")
 KEYS = (
     *("type", *RANGE_KEYS, "ranges", "routes", "resolvConf", "dataDir"),
-    *("strategy", "importHostLocal"),
+    *("strategy", "importHostLocal", "annotationNamespaces"),
 )
 ROUTE_KEYS = ("dst", "gw", "mtu", "advmss", "priority", "table", "scope")
 # How containerd and CRI-O call the pod's annotations, and the one of them that asks for addresses.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 IP_ANNOTATION = "headcni.dev/ip"
+
+# Bounds of what a pod's author can say, or that of a network to which pods are attached.
+MOST_REQUESTED = 16  # addresses, from each source
+LONGEST_REQUEST = 1024  # characters
+MOST_RANGES = 64
+LONGEST_VALUE = 120  # of a value in a message
+MISTAKES_NAMED = 16
 
 _SENT_BY_LIBCNI = (".Name", ".name")  # as its Go structs carry no JSON name for it
 
@@ -40,7 +47,11 @@ class Problem(NamedTuple):
     expected: str
 
     def __str__(self) -> str:
-        return f"{self.path} is {self.value!r}: expected {self.expected}"
+        path, value = (
+            shortened(self.path, LONGEST_VALUE),
+            shortened(repr(self.value), LONGEST_VALUE),
+        )
+        return f"{path} is {value}: expected {self.expected}"
 
 
 class UnknownKey(Problem):
@@ -51,7 +62,8 @@ def tolerated(problems: list[Problem]) -> list[Problem]:
     """The mistakes without unknown keys, of which a warning is written."""
     for problem in problems:
         if isinstance(problem, UnknownKey) and not problem.path.endswith(_SENT_BY_LIBCNI):
-            warn(f"{problem.path} is ignored: expected {problem.expected}")
+            path = shortened(problem.path, LONGEST_VALUE)
+            warn(f"{path} is ignored: expected {problem.expected}")
     return [problem for problem in problems if not isinstance(problem, UnknownKey)]
 
 
@@ -87,14 +99,43 @@ def parse_ipam(
         strategy=_strategy(section.get("strategy"), f"{path}.strategy", problems),
         routes=_routes(section.get("routes"), f"{path}.routes", problems),
         requested=_requested(runtime_config, cni_args or {}, args or {}, problems),
+        annotated=_is_annotated(runtime_config.get(ANNOTATIONS)),
+        annotation_namespaces=_patterns(
+            section.get("annotationNamespaces"), f"{path}.annotationNamespaces", problems
+        ),
         raw=section,
     )
+
+
+def ensure_may_ask(config: IpamConfig, namespace: str) -> None:
+    """CniError if the pod has the annotation and its namespace is not among those that may. Not
+    part of `parse_ipam`: a configuration that was understood is used for many pods."""
+    if not config.annotated:
+        return
+    from fnmatch import fnmatchcase  # rarely needed
+
+    if not any(fnmatchcase(namespace, pattern) for pattern in config.annotation_namespaces):
+        raise CniError(
+            INVALID_CONFIG,
+            f"pods of the namespace {namespace!r} may not ask for an address by the annotation"
+            f" {IP_ANNOTATION}",
+            "take the annotation away, or have the node's operator add the namespace to"
+            " ipam.annotationNamespaces (headcni_node_ip_annotation_namespaces)",
+        )
 
 
 def as_error(problems: Sequence[Problem]) -> CniError:
     """All the mistakes in one answer."""
     count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-    return CniError(INVALID_CONFIG, f"the configuration has {count}", "; ".join(map(str, problems)))
+    named = "; ".join(named_mistakes(problems, str))
+    return CniError(INVALID_CONFIG, f"the configuration has {count}", named)
+
+
+def named_mistakes(problems: Sequence[Problem], in_words: Callable[[Problem], str]) -> list[str]:
+    """The first of them, and how many more there are."""
+    named = [in_words(problem) for problem in problems[:MISTAKES_NAMED]]
+    more = len(problems) - len(named)
+    return [*named, f"and {more} more"] if more else named
 
 
 def split_cni_args(text: str) -> dict[str, str]:
@@ -175,7 +216,11 @@ def _range_sets(
 ) -> tuple[tuple[Range, ...], ...]:
     """As host-local orders them: the runtime's, then `subnet`, then `ranges`."""
     before = len(problems)
-    found = _sets_of(runtime_config.get("ipRanges"), "runtimeConfig.ipRanges", exclude, problems)
+    path_of_theirs, theirs = "runtimeConfig.ipRanges", runtime_config.get("ipRanges")
+    if _count_ranges(theirs) > MOST_RANGES:
+        problems.append(Problem(path_of_theirs, theirs, f"at most {MOST_RANGES} ranges"))
+        theirs = None
+    found = _sets_of(theirs, path_of_theirs, exclude, problems)
     if section.get("subnet") is not None:
         alone = {key: section.get(key) for key in RANGE_KEYS if key != "exclude"}
         range_ = _range(alone, path, exclude, problems)
@@ -197,6 +242,11 @@ def _range_sets(
                 Problem(where, spans, "at least one address besides the gateway and exclusions")
             )
     return sets
+
+
+def _count_ranges(sets: object) -> int:
+    listed = sets if isinstance(sets, _LIST) else ()
+    return sum(len(one) if isinstance(one, _LIST) else 1 for one in listed)
 
 
 def _sets_of(
@@ -421,10 +471,10 @@ def _requested(
     and by the pod's annotation."""
     cni = args.get("cni")
     asked: list[tuple[str, object]] = []
-    if cni_args.get("IP"):
-        asked += [("CNI_ARGS.IP", part) for part in cni_args["IP"].split(",")]
-    asked += _listed(cni.get("ips") if isinstance(cni, Mapping) else None, "args.cni.ips")
-    asked += _listed(runtime_config.get("ips"), "runtimeConfig.ips")
+    asked += _separated(cni_args.get("IP"), "CNI_ARGS.IP", problems)
+    ips = cni.get("ips") if isinstance(cni, Mapping) else None
+    asked += _listed(ips, "args.cni.ips", problems)
+    asked += _listed(runtime_config.get("ips"), "runtimeConfig.ips", problems)
     asked += _annotated(runtime_config.get(ANNOTATIONS), problems)
     found = []
     for path, value in asked:
@@ -443,16 +493,40 @@ def _annotated(annotations: object, problems: list[Problem]) -> Iterable[tuple[s
     if not isinstance(annotations, Mapping):
         problems.append(Problem(f"runtimeConfig.{ANNOTATIONS}", annotations, "an object"))
         return []
-    value = annotations.get(IP_ANNOTATION)
+    return _separated(annotations.get(IP_ANNOTATION), f"annotation {IP_ANNOTATION}", problems)
+
+
+def _is_annotated(annotations: object) -> bool:
+    return isinstance(annotations, Mapping) and annotations.get(IP_ANNOTATION) not in (None, "")
+
+
+def _patterns(value: object, path: str, problems: list[Problem]) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, _LIST) and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    problems.append(Problem(path, value, "a list of namespaces, where * and ? stand for any"))
+    return ()
+
+
+def _separated(value: object, path: str, problems: list[Problem]) -> list[tuple[str, object]]:
+    """Addresses with commas between them."""
     if value in (None, ""):
         return []
-    parts = value.split(",") if isinstance(value, str) else [value]
-    return [(f"annotation {IP_ANNOTATION}", part) for part in parts]
+    if not isinstance(value, str):
+        return [(path, value)]
+    if len(value) > LONGEST_REQUEST or value.count(",") >= MOST_REQUESTED:
+        problems.append(Problem(path, value, f"at most {MOST_REQUESTED} addresses"))
+        return []
+    return [(path, part) for part in value.split(",")]
 
 
-def _listed(value: object, path: str) -> Iterable[tuple[str, object]]:
+def _listed(value: object, path: str, problems: list[Problem]) -> list[tuple[str, object]]:
     if value is None:
         return []
     if not isinstance(value, _LIST):
         return [(path, value)]
+    if len(value) > MOST_REQUESTED:
+        problems.append(Problem(path, value, f"at most {MOST_REQUESTED} addresses"))
+        return []
     return [(f"{path}[{index}]", item) for index, item in enumerate(value)]
