@@ -79,6 +79,9 @@ class Options:
     hairpin: bool = True
     anti_spoofing: bool = True
     anti_spoofing_exempt: Sequence[str] = ()  # patterns of namespace/name
+    reserved_ports: Sequence[str] | None = None  # None: as the runtime has them
+    host_ports_over_listeners: bool = False
+    ip_annotation_namespaces: Sequence[str] = ()  # patterns
     ipam: str = "headcni-ipam"  # or "host-local"
     strategy: str = ""
     service_cidrs: Sequence[str] = ()
@@ -98,7 +101,8 @@ class Options:
             raise ConflistError(f"no such option of a conflist: {', '.join(sorted(unknown))}")
         options = {key: value for key, value in given.items() if value is not None}
         lists = ("pod_cidrs", "service_cidrs", "cluster_cidrs", "capabilities")
-        for key in (*lists, "anti_spoofing_exempt"):
+        more = ("anti_spoofing_exempt", "reserved_ports", "ip_annotation_namespaces")
+        for key in (*lists, *more):
             if isinstance(options.get(key), str):
                 options[key] = [item.strip() for item in options[key].split(",") if item.strip()]
         return cls(**options)
@@ -135,6 +139,8 @@ def _ipam(options: Options) -> dict[str, Any]:
     }
     if options.strategy:
         ipam["strategy"] = options.strategy
+    if options.ip_annotation_namespaces:
+        ipam["annotationNamespaces"] = list(options.ip_annotation_namespaces)
     return ipam
 
 
@@ -165,6 +171,10 @@ def _headcni_plugin(options: Options) -> dict[str, Any]:
     }
     if not options.anti_spoofing:  # older releases refuse keys that they do not know
         plugin["anti_spoofing"] = False
+    if options.reserved_ports is not None:
+        plugin["reserved_ports"] = list(options.reserved_ports)
+    if options.host_ports_over_listeners:
+        plugin["host_ports_over_listeners"] = True
     plugin.update((key, value) for key, value in optional.items() if value)
     return plugin
 

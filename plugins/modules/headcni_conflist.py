@@ -91,6 +91,23 @@ options:
         C(namespace/name), for example V(metallb-system/speaker-*).
     type: list
     elements: str
+  reserved_ports:
+    description:
+      - Host ports that no pod may have, each a port or a range, with or without a protocol, for
+        example V(22), V(10250/tcp) or V(30000-32767).
+      - By default V(10250/tcp) and V(41641-41642/udp).
+    type: list
+    elements: str
+  host_ports_over_listeners:
+    description: Whether a pod may take a host port on which the node itself listens.
+    type: bool
+    default: false
+  ip_annotation_namespaces:
+    description:
+      - Namespaces whose pods may ask for an address by the annotation C(headcni.dev/ip), as
+        patterns; V(*) means all of them.
+    type: list
+    elements: str
   ipam:
     description: Who gives addresses.
     type: str

@@ -33,10 +33,11 @@ from .errors import (
     TRY_AGAIN,
     UNSUPPORTED_FIELD,
     CniError,
+    shortened,
 )
 from .exec import ensure_plugins_allowed
 from .ipam.allocate import Ipam
-from .ipam.config import ROUTE_KEYS
+from .ipam.config import ROUTE_KEYS, ensure_may_ask
 from .ipam.config import TYPE as OUR_IPAM
 from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, Lease, LeasedAddress, NetworkConfig, Owner, PodRef, Route
@@ -46,6 +47,8 @@ from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 
 ASKED_AGAIN = 64  # another IPAM, whose address a pod has that it does not know of
 TRIES = 3  # for what a link that is still to be deleted may stand in the way of
+
+LONGEST_TRACE = 16384  # characters; an exception may quote all of its input
 
 ROUTE_NUMBERS = ROUTE_KEYS[2:]
 
@@ -139,7 +142,8 @@ def failure(problem: Exception, env: Mapping[str, str], stdin: bytes) -> tuple[i
     if not isinstance(problem, CniError):
         import traceback
 
-        traceback.print_exception(type(problem), problem, problem.__traceback__, file=sys.stderr)
+        trace = traceback.format_exception(type(problem), problem, problem.__traceback__)
+        print(shortened("".join(trace), LONGEST_TRACE), file=sys.stderr)
         problem = CniError(INTERNAL, "a bug in headcni", f"{type(problem).__name__}: {problem}")
     elif env.get("CNI_COMMAND") == "STATUS" and (
         problem.code >= INTERNAL or problem.code == TRY_AGAIN
@@ -217,6 +221,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 firewall.ensure(node.store, owner.network, ranges)
                 ports = firewall.ports_of(network, given.addresses)
                 if ports:
+                    refuse_host_ports_of_the_node(network, ports)
                     open_loopback(network, cable)
                     led_to = {one.address for one in given.addresses}
                     undo.callback(firewall.withdraw_leftovers, node.store, led_to)
@@ -640,6 +645,7 @@ def _lease(node: Node, network: NetworkConfig, owner: Owner, call: Call, undo: E
     if not network.ipam.type:
         return _Given()
     if network.ipam.type == OUR_IPAM:
+        ensure_may_ask(network.ipam, call.pod.namespace)
         dns = _own_dns(network)
         ranges = network.ipam.range_sets
         import_on_request(node.store, owner.network, network.ipam.raw, ranges)
@@ -748,6 +754,12 @@ def _release(node: Node, network: NetworkConfig, owner: Owner, call: Call) -> No
 
 def _other_ipam(network: NetworkConfig) -> bool:
     return network.ipam.type not in (OUR_IPAM, "") and not network.delegates
+
+
+def refuse_host_ports_of_the_node(network: NetworkConfig, ports: Sequence[firewall.Port]) -> None:
+    from .datapath import host_ports  # most pods have none
+
+    host_ports.refuse_those_of_the_node(network, ports)
 
 
 def open_loopback(network: NetworkConfig, cable: link.Cable) -> None:

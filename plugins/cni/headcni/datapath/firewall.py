@@ -55,6 +55,8 @@ _CHAINS = f"""
     }}
     chain ports {{
         comment "answers to these must come back through the node"
+        ip daddr != 127.0.0.1 ip daddr 127.0.0.0/8 return comment "the node's own, IPv4"
+        ip6 daddr ::1 return comment "the node's own, IPv6"
         ip saddr @pods4 meta mark set meta mark or {MARK:#x} comment "from a pod, IPv4"
         ip saddr 127.0.0.0/8 meta mark set meta mark or {MARK:#x} comment "from 127.0.0.0/8"
         ip6 saddr @pods6 meta mark set meta mark or {MARK:#x} comment "from a pod, IPv6"
@@ -333,10 +335,14 @@ def _claim(db: sqlite3.Connection, owner: Owner, pod: PodRef, port: Port) -> Non
         key,
     ).fetchone()
     if holder is not None and Owner(*holder[:3]) != owner:
+        same = (
+            pod.namespace == holder[3].partition("/")[0]
+        )  # who else's it is, is not theirs to know
+        whose = f"it is {holder[3] or holder[1]}'s; " if same else ""
         raise CniError(
             PORT_TAKEN,
             f"host port {port.host_port}/{port.protocol} leads to another pod already",
-            f"it is {holder[3] or holder[1]}'s; choose another hostPort, or remove that pod",
+            f"{whose}choose another hostPort, or remove that pod; see: headcnictl pods",
         )
     db.execute(
         "INSERT OR REPLACE INTO port VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -18,7 +18,7 @@ from typing import NamedTuple, Optional
 
 from ..errors import KERNEL, CniError
 
-NETLINK_ROUTE, NETLINK_NETFILTER = 0, 12
+NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 0, 4, 12
 SOL_NETLINK, NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 10, 11, 12
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
@@ -167,17 +167,17 @@ class Netlink:
                     return None
                 raise KernelError(-number, request, _said(body))
 
-    def dump(self, request: Request) -> list[bytes]:
+    def dump(self, request: Request, must_know: bool = False) -> list[bytes]:
         """All that there is of a kind, as one consistent picture: a list that changed while it was
-        read is read again. Nothing where the kernel knows no such table."""
+        read is read again. Nothing where the kernel knows no such table, unless it `must_know`."""
         for _unused in range(DUMP_TRIES):
             self._send([request], NLM_F_DUMP)
-            found, consistent = self._dumped(request)
+            found, consistent = self._dumped(request, must_know)
             if consistent:
                 return found
         raise CniError(KERNEL, f"the kernel could not {request.what}: it changed all the while")
 
-    def _dumped(self, request: Request) -> tuple[list[bytes], bool]:
+    def _dumped(self, request: Request, must_know: bool) -> tuple[list[bytes], bool]:
         found, consistent = [], True
         while True:
             data, at = self._read(), 0
@@ -192,7 +192,7 @@ class Netlink:
                     found.append(body)
                     continue
                 (number,) = struct.unpack_from("=i", body)
-                if number and -number != errno.ENOENT:
+                if number and (must_know or -number != errno.ENOENT):
                     raise KernelError(-number, request, _said(body) if kind == NLMSG_ERROR else "")
                 return found, consistent
 

@@ -259,7 +259,7 @@ class Ipam:
             ranges, asked = config.range_sets[position], wanted[position]
             if asked is not None:
                 address, range_ = asked, _range_with(ranges, asked)
-                _claim(db, pools[ranges.index(range_)], asked)
+                _claim(db, pools[ranges.index(range_)], asked, pod)
             else:
                 address, range_ = self._pick(config.strategy, pools, ranges, position)
             leased.append(LeasedAddress(address, range_.subnet.prefixlen, range_.gateway))
@@ -337,8 +337,9 @@ class Ipam:
         )
 
 
-def _claim(db: Db, pool: space.Pool, address: Address) -> None:
-    """Make sure that just this address can be taken, or say why not."""
+def _claim(db: Db, pool: space.Pool, address: Address, pod: str) -> None:
+    """Make sure that just this address can be taken, or say why not. Who has it is told only to
+    pods of the same namespace: others could look for addresses of pods that are not theirs."""
     if not pool.may_hand_out(address.packed):
         raise CniError(
             INVALID_CONFIG,
@@ -350,10 +351,14 @@ def _claim(db: Db, pool: space.Pool, address: Address) -> None:
         (address.packed,),
     ).fetchone()
     if row is not None:
+        same = pod.partition("/")[0] == row[0].partition("/")[0]
+        holder = row[0] or f"container {row[1]}"
         raise CniError(
             ADDRESS_TAKEN,
-            f"{address} was asked for but belongs to {row[0] or 'container ' + row[1]}",
-            f"container {row[1]}, interface {row[2]}, network {row[3]}",
+            f"{address} was asked for but belongs to {holder if same else 'another pod'}",
+            f"container {row[1]}, interface {row[2]}, network {row[3]}"
+            if same
+            else "choose another; the node's operator sees who has it by: headcnictl pods",
         )
     space.end_hold(db, address.packed)  # the kernel will be asked again
 

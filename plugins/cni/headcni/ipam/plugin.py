@@ -30,7 +30,7 @@ from ..result import VERSIONS as SPOKEN
 from ..runtime_config import as_specified
 from ..store import DATA_DIR, Store
 from .allocate import Ipam
-from .config import Problem, as_error, parse_ipam, split_cni_args, tolerated
+from .config import Problem, as_error, ensure_may_ask, parse_ipam, split_cni_args, tolerated
 from .hostlocal import import_on_request
 from .kernel import in_use
 from .resolvconf import read_resolv_conf
@@ -92,6 +92,7 @@ def run(
 
 def add(call: Call) -> Mapping[str, Any]:
     config = _config(call)
+    ensure_may_ask(config, _pod(call).partition("/")[0])
     dns = read_resolv_conf(call.ipam["resolvConf"]) if call.ipam.get("resolvConf") else Dns()
     with _opened(call) as store:
         unrecorded.settle(store, call.owner)
