@@ -81,6 +81,7 @@ def test_too_many_are_told_so_and_the_others_are_served(control):
         for _ in range(CLIENTS):
             one = socket.socket(socket.AF_UNIX)
             one.connect(control.path)
+            one.sendall(b"events follow\n")
             held.append(one)
         with pytest.raises(CniError, match="too many"):
             for _ in range(3):  # the last of them may not have been taken in yet

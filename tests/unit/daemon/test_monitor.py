@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -294,3 +294,25 @@ def test_it_sleeps_while_nobody_asks():
         before = time.process_time()
         time.sleep(1.0)
         assert time.process_time() - before < 0.02
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /ready HTTP/1.1\r\nHost: x\r\n"], ids=["idle", "slow"])
+def test_clients_that_send_no_whole_request_keep_nobody_out(said):
+    with running() as one, ExitStack() as idle:
+        for _unused in range(3 * BUSY):
+            client = idle.enter_context(socket.create_connection((one.address, one.port), 5))
+            client.sendall(said)
+        began = time.monotonic()
+        assert get(one, "/healthz").status == 200
+        assert get(one, "/healthz").status == 200
+        assert time.monotonic() - began < 2.0
+
+
+def test_clients_that_do_not_read_their_answers_keep_nobody_out():
+    long = {"long": lambda: "x" * (16 << 20)}
+    with running(ready=long) as one, ExitStack() as deaf:
+        for _unused in range(BUSY):
+            client = deaf.enter_context(socket.create_connection((one.address, one.port), 5))
+            client.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
+        time.sleep(0.5)
+        assert get(one, "/healthz").status == 200

@@ -121,6 +121,7 @@ class _Handler(socketserver.BaseRequestHandler):
             if not piece:
                 return
             asked += piece
+        self.server.is_waited_for(self.request, False)
         self.request.settimeout(SEND_SECONDS)
         for answer in self.server.control.answers(asked.decode(errors="replace").strip()):
             line = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))

@@ -1,12 +1,19 @@
-"""A thread for each request, and so many at once: one too many is told so, and costs no thread."""
+"""A thread for each request, and so many at once: one too many is told so, and costs no thread.
+
+A client that keeps us waiting, for its request or for its reading of the answer, loses its place to
+the next one, the oldest first. So no number of idle clients keeps others out.
+"""
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 from contextlib import suppress
 from time import monotonic
 from typing import Any
+
+EVICTION_SECONDS = 0.5  # for the thread of a client that lost its place
 
 
 class FewAtOnce(socketserver.ThreadingMixIn):
@@ -18,7 +25,16 @@ class FewAtOnce(socketserver.ThreadingMixIn):
         """`busy` is what the one too many gets."""
         self._at_once, self._busy = at_once, busy
         self._free = threading.Semaphore(at_once)
+        self._lock = threading.Lock()
+        self._waited_for: dict[Any, None] = {}  # connections, the one that came first is first
         super().__init__(*args)
+
+    def is_waited_for(self, request: Any, waited_for: bool) -> None:
+        """Whether we wait for the client of this connection, or it for us."""
+        with self._lock:
+            self._waited_for.pop(request, None)
+            if waited_for:
+                self._waited_for[request] = None
 
     def drained(self, seconds: float) -> None:
         """Wait for those at work; nobody gets in afterwards."""
@@ -27,11 +43,11 @@ class FewAtOnce(socketserver.ThreadingMixIn):
             self._free.acquire(timeout=max(0.0, end - monotonic()))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._has_place():
             with suppress(OSError):
                 request.settimeout(0.1)
                 request.send(self._busy)
-            self.shutdown_request(request)  # type: ignore[attr-defined]
+            self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
@@ -41,6 +57,24 @@ class FewAtOnce(socketserver.ThreadingMixIn):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
+            self.is_waited_for(request, True)
             super().process_request_thread(request, client_address)
         finally:
+            self.is_waited_for(request, False)
             self._free.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.is_waited_for(request, False)  # its descriptor may be another's after this
+        super().shutdown_request(request)  # type: ignore[misc]
+
+    def _has_place(self) -> bool:
+        if self._free.acquire(blocking=False):
+            return True
+        with self._lock:
+            oldest = next(iter(self._waited_for), None)
+            if oldest is None:
+                return False
+            del self._waited_for[oldest]
+            with suppress(OSError):  # its thread, which reads or writes, sees the end
+                oldest.shutdown(socket.SHUT_RDWR)
+        return self._free.acquire(timeout=EVICTION_SECONDS)

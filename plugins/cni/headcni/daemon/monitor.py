@@ -265,11 +265,13 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         request = _Request(url.path, query, self.headers.get("Accept", ""))
         server = cast(_Server, self.server)
+        server.is_waited_for(self.request, False)
         try:
             answer = server.monitor.answer(request)
         except Exception as problem:
             log.error("a page failed", path=url.path, problem=problem)
             answer = text(500, f"{type(problem).__name__}: {problem}")
+        server.is_waited_for(self.request, True)
         self.connection.settimeout(ANSWER_SECONDS)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
