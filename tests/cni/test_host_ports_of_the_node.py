@@ -109,9 +109,7 @@ def test_who_begins_to_listen_later_takes_no_port_from_a_pod(node):
         node.add(conf, pod).succeeds()  # the same pod again, as a runtime may ask
 
 
-@pytest.mark.parametrize(
-    ("port", "protocol"), [(10250, "tcp"), (41641, "udp"), (41642, "udp")]
-)
+@pytest.mark.parametrize(("port", "protocol"), [(10250, "tcp"), (41641, "udp"), (41642, "udp")])
 def test_reserved_ports_are_refused_though_nobody_listens(node, port, protocol):
     refused = port_of_a_pod(node, port, 80, protocol).error
     assert refused["code"] == PORT_TAKEN

@@ -210,3 +210,47 @@ def test_the_host_port_of_an_add_whose_disk_is_full_does_not_lead_to_the_next_po
         assert node.leftovers()["mapped"] == []
     finally:
         sh("umount", "-l", data, check=False)
+
+
+@pytest.mark.parametrize("which", ["with the port", "older", "newer"])
+def test_a_flushed_ruleset_does_not_open_the_nodes_loopback(node, conf, which):
+    """`nft flush ruleset` is the first line of Debian's nftables.conf; no daemon runs here."""
+    pods = {name: node.pod() for name in ("older", "with the port", "newer")}
+    for name, pod in pods.items():
+        ports = mapped((8080, 80, "tcp")) if name == "with the port" else {}
+        node.add({**conf, **ports}, pod).succeeds()
+    pod = pods[which]
+    pod.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
+    pod.ip("addr del 127.0.0.1/8 dev lo")
+    pod.ip("route add 127.0.0.0/8 via 10.55.1.1")
+    node.netns.run("nft", "flush", "ruleset")
+    with node.netns.serving(9000, address="127.0.0.1"):
+        assert pod.asks("127.0.0.1", 9000) == ""
+
+
+# An ADD on a kernel that knows no classifier by the name that the filter has.
+WITHOUT_CLS_BPF = """
+import os, sys
+from headcni import verbs
+from headcni.datapath import rtnl
+known = rtnl.text
+rtnl.text = lambda kind, value: known(kind, "no_such" if value == "bpf" else value)
+outcome = verbs.run(os.environ, sys.argv[1].encode())
+print(outcome.output.decode())
+sys.exit(outcome.exit_code)
+"""
+
+
+def test_a_kernel_that_cannot_keep_pods_out_does_not_have_its_loopback_opened(node, conf):
+    pod, asked = node.pod(), {**conf, **mapped((8080, 80, "tcp"))}
+    home = (node.plugins / "headcni").resolve().parent.parent
+    env = {**node.environment("ADD", pod), "PYTHONPATH": f"{home}:{home}/vendor"}
+    added = node.netns.run(
+        node.python, "-S", "-c", WITHOUT_CLS_BPF, json.dumps(asked), env=env, check=False
+    )
+    assert added.returncode == 0, added
+    assert "127.0.0.1:hostPort does not lead to pods" in added.stderr
+    shown = node.netns.run("sysctl", "-a", "-r", "route_localnet").stdout
+    assert " = 1" not in shown
+    with pod.serving(80):
+        assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP

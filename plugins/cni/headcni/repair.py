@@ -204,7 +204,7 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
     firewall.ensure(node.store, owner.network, ranges)
     ports = firewall.published(node.store, owner)
     if ports:
-        verbs.open_loopback(network, cable)
+        verbs.open_loopback(node.kernel, network, cable)
         firewall.publish(node.store, owner, attachment.pod, ports)
 
 

@@ -217,12 +217,14 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 )
             undo.callback(link.disconnect, node.kernel, cable.host)
             with node.phase("firewall"):
+                if network.datapath == "bridge" and _leads_from_loopback(network.bridge):
+                    open_loopback(node.kernel, network, cable)  # for a neighbour; not to this pod
                 ranges = ranges_of(network, given.addresses)
                 firewall.ensure(node.store, owner.network, ranges)
                 ports = firewall.ports_of(network, given.addresses)
                 if ports:
                     refuse_host_ports_of_the_node(network, ports)
-                    open_loopback(network, cable)
+                    open_loopback(node.kernel, network, cable)
                     led_to = {one.address for one in given.addresses}
                     undo.callback(firewall.withdraw_leftovers, node.store, led_to)
                 undo.callback(firewall.withdraw, node.store, owner)
@@ -762,10 +764,16 @@ def refuse_host_ports_of_the_node(network: NetworkConfig, ports: Sequence[firewa
     host_ports.refuse_those_of_the_node(network, ports)
 
 
-def open_loopback(network: NetworkConfig, cable: link.Cable) -> None:
-    """Let 127.0.0.1:hostPort on the node lead to the pod; the firewall keeps others out."""
+def _leads_from_loopback(bridge: str) -> bool:
+    return netns.read_sysctl(f"net/ipv4/conf/{bridge}/route_localnet") == "1"
+
+
+def open_loopback(kernel: Netlink, network: NetworkConfig, cable: link.Cable) -> None:
+    """Let 127.0.0.1:hostPort on the node lead to the pod, and nothing else of 127.0.0.0/8."""
+    from .datapath import loopback_ports  # most pods have no host ports
+
     through = cable.host if network.datapath == "routed" else network.bridge
-    netns.write_sysctl(f"net/ipv4/conf/{through}/route_localnet", "1")
+    loopback_ports.open_on(kernel, through, cable.host)
 
 
 def _result(

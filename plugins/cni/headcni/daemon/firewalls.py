@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Callable, Optional
 
 from .. import unrecorded
-from ..datapath import blocked, firewall, guard
+from ..datapath import blocked, firewall, guard, loopback_ports
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
-from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK
+from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK, Netlink
 from ..errors import CniError
 from ..model import Owner
 from ..recover import recover
@@ -164,6 +164,12 @@ class Firewalls:
             repaired += [f"anti-spoofing: {line}" for line in guard.repair(self._store(), deleted)]
         except (CniError, OSError) as problem:  # pods do not need it to be reached
             log.error("pods are not protected against spoofing", problem=problem)
+        try:
+            with Netlink() as kernel:
+                reopened = loopback_ports.repair(kernel, self._traffic().bridges)
+            repaired += [f"{name}: 127.0.0.0/8 was not kept out" for name in reopened]
+        except (CniError, OSError) as problem:
+            log.error("pods may reach the node's loopback addresses", problem=problem)
         try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired

@@ -52,6 +52,7 @@ _CHAINS = f"""
         comment "route_localnet opens 127.0.0.0/8 to neighbours; this closes it again"
         type filter hook prerouting priority raw; policy accept;
         iifname != "lo" ip daddr 127.0.0.0/8 drop comment "127.0.0.0/8 from outside"
+        iifname != "lo" ip saddr 127.0.0.0/8 drop comment "127.0.0.0/8 as a source"
     }}
     chain ports {{
         comment "answers to these must come back through the node"

@@ -24,7 +24,7 @@ from .netlink import (
 
 RTM_NEWLINK, RTM_DELLINK = 16, 17
 RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWQDISC = 20, 24, 26, 36
-RTM_DELQDISC, RTM_NEWTFILTER = 37, 44
+RTM_DELQDISC, RTM_NEWTFILTER, RTM_GETTFILTER = 37, 44, 46
 
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_LINKINFO = 1, 3, 4, 10, 18
 IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
@@ -63,8 +63,12 @@ TC_H_INGRESS, INGRESS_HANDLE = 0xFFFFFFF1, 0xFFFF0000
 TC_LINKLAYER_ETHERNET = 1
 TCA_U32_SEL, TCA_U32_ACT, TC_U32_TERMINAL = 5, 7, 1
 TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_MIRRED_PARMS = 1, 2, 2
-TC_ACT_STOLEN, TCA_EGRESS_REDIR = 4, 1
-ETH_P_ALL = 3
+TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 0xFFFFFFFF, 2, 4, 1
+TCA_BPF_OPS_LEN, TCA_BPF_OPS, TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT = 4, 5, 8, 1
+BPF_LOAD_BYTE, BPF_IF_EQUAL, BPF_RETURN = 0x30, 0x15, 0x06
+SKF_NET_OFF = 0xFFF00000  # the network header
+ETH_P_ALL, ETH_P_IP = 3, 0x800
+KEEP_OUT_LOOPBACK, REDIRECT = 1, 2  # preferences of filters: the lower is asked first
 TBF_HANDLE = 1 << 16
 TBF_LATENCY_SECONDS = 0.025
 
@@ -306,11 +310,52 @@ def _redirecting_filter(index: int, to: int) -> Request:
         TCA_ACT_OPTIONS, attribute(TCA_MIRRED_PARMS, mirred)
     )
     options = attribute(TCA_U32_SEL, selector) + nested(TCA_U32_ACT, nested(1, action))
-    protocol = 1 << 16 | socket.htons(ETH_P_ALL)
+    protocol = REDIRECT << 16 | socket.htons(ETH_P_ALL)
     body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, protocol)
     body += text(TCA_KIND, "u32") + nested(TCA_OPTIONS, options)
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(RTM_NEWTFILTER, flags, body, "redirect what the pod sends (u32, mirred)")
+
+
+def ingress(index: int) -> Request:
+    """A place for filters of what comes in on a link."""
+    body = struct.pack("=BxxxiIII", 0, index, INGRESS_HANDLE, TC_H_INGRESS, 0)
+    body += text(TCA_KIND, "ingress")
+    what = "add an ingress qdisc"
+    return Request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, body, what, fine=(errno.EEXIST,))
+
+
+def filters(index: int) -> Request:
+    """To be dumped: what is asked of packets that come in on a link."""
+    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, 0)
+    return Request(RTM_GETTFILTER, 0, body, "list the filters of a link")
+
+
+def preference_of(found: bytes) -> int:
+    (info,) = struct.unpack_from("=I", found, 16)
+    return int(info) >> 16
+
+
+def keep_out_loopback(index: int) -> Request:
+    """Drop packets from or for 127.0.0.0/8 that come in on the link, by a classic BPF program: its
+    result is the verdict, so that no module for an action is needed."""
+    first_byte_of = {"source": SKF_NET_OFF + 12, "destination": SKF_NET_OFF + 16}
+    program = (
+        (BPF_LOAD_BYTE, 0, 0, first_byte_of["destination"]),
+        (BPF_IF_EQUAL, 2, 0, 127),
+        (BPF_LOAD_BYTE, 0, 0, first_byte_of["source"]),
+        (BPF_IF_EQUAL, 0, 1, 127),
+        (BPF_RETURN, 0, 0, TC_ACT_SHOT),
+        (BPF_RETURN, 0, 0, TC_ACT_UNSPEC),  # as if there were no filter
+    )
+    options = attribute(TCA_BPF_OPS_LEN, struct.pack("=H", len(program)))
+    options += attribute(TCA_BPF_OPS, b"".join(struct.pack("=HBBI", *one) for one in program))
+    options += u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT)
+    protocol = KEEP_OUT_LOOPBACK << 16 | socket.htons(ETH_P_IP)
+    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, protocol)
+    body += text(TCA_KIND, "bpf") + nested(TCA_OPTIONS, options)
+    flags, what = NLM_F_CREATE | NLM_F_EXCL, "keep 127.0.0.0/8 out (cls_bpf)"
+    return Request(RTM_NEWTFILTER, flags, body, what)
 
 
 def shaping(bandwidth: Bandwidth, index: int, direction: str) -> list[Request]:
