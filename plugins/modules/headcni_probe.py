@@ -54,8 +54,9 @@ options:
     description: Where crictl is, if neither on the usual paths nor beside the runtime's program.
     type: path
   socket:
-    description: The socket of the tailscaled that carries the mesh, if not where the mode has it.
+    description: The socket of the node's own tailscaled, which carries the mesh in host mode.
     type: path
+    default: /run/tailscale/tailscaled.sock
   targets:
     description: What I(state=present) returned as RV(probe) on the other nodes. For V(tested).
     type: list
@@ -192,10 +193,10 @@ from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
     LocalAPI,
     LocalAPIError,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.modes import SOCKETS
 
 PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
 STATE = os.path.join(probe_pod.HOME, "probe.json")
-SOCKETS = {"host": "/run/tailscale/tailscaled.sock", "daemon": "/run/headcni/tailscaled.sock"}
 UNIT = f"{probe_pod.NAME}.service"
 PATH_SECONDS = 10  # that a path gets to become a direct one
 PING_SECONDS = 3.0
@@ -218,7 +219,7 @@ def main() -> None:
             "host_port": {"type": "int", "default": 18473},
             "runtime": {"type": "bool", "default": False},
             "crictl": {"type": "path"},
-            "socket": {"type": "path"},
+            "socket": {"type": "path", "default": SOCKETS["host"]},
             "targets": {"type": "list", "elements": "dict", "default": []},
             "paths": {"type": "bool", "default": False},
             "outside": {"type": "list", "elements": "str", "default": []},
@@ -257,7 +258,7 @@ def present(given: dict) -> dict:
         with suppress(probe_pod.ProbeError, node.NodeError):
             take_away()
         raise
-    status = asked(given["socket"] or socket_of(conf))
+    status = asked(socket_of(conf, given["socket"]))
     me = status.get("Self") or {}
     mapped = any(plugin.get("capabilities", {}).get("portMappings") for plugin in conf["plugins"])
     described = {
@@ -354,7 +355,7 @@ def tested(given: dict) -> dict:
     if not os.path.exists(STATE):
         raise probe_pod.ProbeError("there is no probe on this node: state=present makes one")
     state = probe_pod.read_state()
-    api = given["socket"] or socket_of(state["conf"])
+    api = socket_of(state["conf"], given["socket"])
     places = places_outside(given["outside"], api)
     servers = state.get("dns", {}).get("nameservers") or []
     seconds, targets = given["timeout"], given["targets"]
@@ -549,9 +550,11 @@ def ours(conf: dict) -> dict:
     return next((one for one in conf["plugins"] if one["type"] == "headcni"), {})
 
 
-def socket_of(conf: dict) -> str:
-    plugin = ours(conf)
-    return plugin.get("tailscale_socket") or SOCKETS.get(plugin.get("mode"), SOCKETS["host"])
+def socket_of(conf: dict, of_the_node: str) -> str:
+    mode = ours(conf).get("mode", "host")
+    return ours(conf).get("tailscale_socket") or {**SOCKETS, "host": of_the_node}.get(
+        mode, of_the_node
+    )
 
 
 def pod_cidrs(conf: dict) -> list[str]:
