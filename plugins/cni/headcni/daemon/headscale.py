@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ipaddress import ip_address
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import urlsplit
