@@ -47,9 +47,11 @@ class Node:
         audit(self.store)
         return addresses(lease)
 
-    def refusal(self, holder: str | Owner, config: IpamConfig, in_use=nobody_has) -> CniError:
+    def refusal(
+        self, holder: str | Owner, config: IpamConfig, in_use=nobody_has, pod: str = ""
+    ) -> CniError:
         with pytest.raises(CniError) as caught:
-            self.add(holder, config, in_use=in_use)
+            self.add(holder, config, pod, in_use)
         audit(self.store)
         return caught.value
 
@@ -184,13 +186,14 @@ def test_a_requested_address_is_the_one_that_is_given(node):
     assert node.add("c2", config) == ["10.1.2.2", "fd00:1::99"]
 
 
-def test_a_requested_address_that_is_taken_names_its_holder(node):
+def test_a_requested_address_that_is_taken_names_its_holder_within_the_namespace(node):
     config = ipam_config(subnet="10.1.2.0/24", requested=["10.1.2.77"])
     node.add("c1", config, pod="default/web-0")
-    refused = node.refusal("c2", config)
+    refused = node.refusal("c2", config, pod="default/web-1")
     assert refused.code == errors.ADDRESS_TAKEN
     assert "default/web-0" in refused.msg
     assert "c1" in refused.details
+    assert "web-0" not in str(node.refusal("c2", config, pod="other/web-1"))
     assert node.ipam.lease(owner("c2")) is None
 
 
