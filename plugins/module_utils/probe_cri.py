@@ -79,7 +79,7 @@ def command(runtime: Runtime, given: str = "") -> list[str]:
             "cri-tools), or say where it is by headcni_verify_crictl"
         )
     at = f"unix://{runtime.socket}"
-    return [found, "--runtime-endpoint", at, "--image-endpoint", at, "--timeout", "20s"]
+    return [found, "--runtime-endpoint", at, "--image-endpoint", at, "--timeout", "45s"]
 
 
 def start(

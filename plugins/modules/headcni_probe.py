@@ -276,17 +276,23 @@ def present(given: dict) -> dict:
 
 def by_runtime(given: dict, state: dict) -> tuple:
     """A pod of the container runtime's, or None; and what can be said of the runtime."""
-    crictl: list[str] = []
     try:
         runtime = probe_cri.chosen()
         crictl = probe_cri.command(runtime, given["crictl"] or "")
-        probe_pod.write_state({**state, "crictl": crictl})
-        sandbox = probe_cri.start(runtime, crictl, given["host_port"])
     except probe_cri.NotCheckedError as problem:
-        with suppress(probe_pod.ProbeError):
-            probe_pod.remove_sandboxes(crictl)
         return None, probe.outcome(None, str(problem))
-    see_network(runtime.name, sandbox, state["conf"])
+    not_removed(crictl)  # by an earlier run; the runtime may be able to do so by now
+    probe_pod.write_state({**state, "crictl": crictl})
+    try:
+        sandbox = probe_cri.start(runtime, crictl, given["host_port"])
+        see_network(runtime.name, sandbox, state["conf"])
+    except probe_cri.NotCheckedError as problem:
+        not_removed(crictl)
+        return None, probe.outcome(None, str(problem))
+    except probe_pod.ProbeError as problem:
+        kept = not_removed(crictl)
+        probe_pod.write_state(state)
+        raise probe_pod.ProbeError(f"{problem}{kept}") from None
     if not probe_cri.has_kubelet(runtime):
         probe_pod.write_state(
             {
@@ -300,6 +306,16 @@ def by_runtime(given: dict, state: dict) -> tuple:
         return sandbox, probe.outcome(True, runtime.name)
     probe_pod.remove_sandboxes(crictl)
     return None, probe.outcome(True, f"{runtime.name}, for a moment")
+
+
+def not_removed(crictl: list[str]) -> str:
+    """Have the runtime remove its probes. One that cannot call a plugin to set up a pod cannot call
+    it to take the pod down either, and keeps it: then a sentence about that."""
+    try:
+        probe_pod.remove_sandboxes(crictl)
+    except probe_pod.ProbeError as problem:
+        return f". The next run of verify.yml tries again to remove what is left: {problem}"
+    return ""
 
 
 def tailnet_servers(conf: dict) -> list[str]:

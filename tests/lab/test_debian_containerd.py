@@ -105,7 +105,8 @@ def test_without_crictl_or_without_the_image_verify_says_that_containerd_was_not
 
 
 def test_verify_is_red_in_containerds_words_if_it_cannot_start_a_pod(site, told):
-    """Our own call of the plugin in /opt/cni/bin works all the same."""
+    """Our own call of the plugin in /opt/cni/bin works all the same. A runtime that finds no plugin
+    to take a pod down keeps it; the next run removes it."""
     site.lab.on("node1", "mv /usr/lib/cni/headcni /usr/lib/cni/off")
     try:
         found = site.verify(check=False, **VERIFY)
@@ -117,6 +118,9 @@ def test_verify_is_red_in_containerds_words_if_it_cannot_start_a_pod(site, told)
     assert "node1: containerd does not start pods, and says that their network is why:" in said
     assert 'failed to find plugin "headcni" in path [/usr/lib/cni]' in said
     assert "Next: headcnictl diagnose on this node, and journalctl -u containerd" in said
+    assert "The next run of verify.yml tries again to remove what is left" in said
+    assert left(site) != ""
+    site.verify(**VERIFY)
     assert left(site) == ""
 
 
@@ -131,7 +135,7 @@ def test_beside_kubelet_containerd_starts_a_pod_for_a_moment(site, told):
         site.lab.write("node1", "/var/lib/kubelet/config.yaml", config)
         red = site.verify(check=False, headcni_verify_timeout=2, **VERIFY)
     finally:
-        site.lab.on("node1", "systemctl stop kubelet; rm -r /run/kubelet /var/lib/kubelet")
+        site.lab.on("node1", "systemctl stop kubelet; rm -rf /run/kubelet /var/lib/kubelet")
     assert re.search(r"node1 +containerd, for a moment +ok", found.output)
     assert "headcni_verify_cluster_dns (node1)" in words(found)
     assert red.code != 0
