@@ -74,8 +74,8 @@ NEXT = {
 }
 SAME = {"v6": "v4", "mtu6": "mtu4"}
 RELAYED = (
-    "a relayed path is slower: let the nodes' UDP port through (tailscaled's, 41641 by default, "
-    "or headcni_node_tailscaled_port in daemon mode); docs/verify.md#paths"
+    "a relayed path is slower: let UDP through between the nodes, at the port of tailscaled (41641 "
+    "by default, headcni_node_tailscaled_port in daemon mode); docs/verify.md#paths"
 )
 
 

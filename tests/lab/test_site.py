@@ -116,7 +116,7 @@ def test_pods_reach_each_other_on_every_pair_and_nothing_stays_behind(site, firs
     found = site.verify()
     assert re.search(r"node1 +- +ok [\d.]+ ms direct", found.output)
     assert "checked from each pod: v4, v6, mtu4, mtu6, port, route, dns, outside" in found.output
-    assert re.search(r"node1 -> node2 +direct +[\d.]+ ms +[\d.]+:\d+", found.output)
+    assert re.search(r"node1 -> node2 +direct +[\d.]+ ms +\S+:41641", found.output)
     said = "not checked: runtime: no container runtime runs on this node (all 2 nodes)"
     assert said in " ".join(found.output.split())
     assert "every pod reaches every other" in found.output
@@ -180,7 +180,7 @@ def test_verification_shows_a_relayed_path_and_what_relays_it(site, first):
         site.lab.on("node2", "nft delete table inet relay")
     for pair in ("node1 -> node2", "node2 -> node1"):
         assert re.search(rf"{pair} +relayed +[\d.]+ ms +DERP region \w+ \(999\)", found.output)
-    assert "a relayed path is slower: let the nodes' UDP port through" in found.output
+    assert "a relayed path is slower: let UDP through" in " ".join(found.output.split())
     for node, other in (NODES, NODES[::-1]):
         site.lab.wait(node, f"tailscale ping --until-direct -c 20 {other} >/dev/null")
     assert re.search(r"node1 -> node2 +direct", site.verify().output)

@@ -55,7 +55,7 @@ def test_all_is_well():
         "",
     ]
     assert lines[12] == "checked from each pod: v4, runtime, outside"
-    assert lines[13].startswith("a relayed path is slower: let the nodes' UDP port through")
+    assert lines[13].startswith("a relayed path is slower: let UDP through between the nodes")
     assert lines[14:] == [
         "not checked: dns: pods have no nameserver of the tailnet's (all 2 nodes)",
         "not checked: runtime: there is no crictl on this node: install crictl (node2)",
