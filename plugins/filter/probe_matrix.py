@@ -98,7 +98,9 @@ def of_hosts(
 
 def matrix(found: Mapping[str, Any]) -> dict[str, Any]:
     names = list(found)
+    place = {name: number for number, name in enumerate(names)}
     paths = [(a, b, checks["path"]) for a, b, checks in _pairs(found) if checks.get("path")]
+    paths.sort(key=lambda pair: (place[pair[0]], place[pair[1]]))
     kinds = Counter(path["kind"] for _unused, _unused, path in paths)
     red = list(_red(found))
     few = len(names) <= ALL_UP_TO
