@@ -8,10 +8,10 @@ name: probe_pairs
 short_description: Choose which nodes' pods ask which
 version_added: 0.1.0
 description:
-  - Up to 20 nodes every pod asks every other. Above that, a node asks those that are 1, 2, 4, 8 and
-    so on places behind and before it in the inventory, round and round. So each pair is asked in
-    both directions, each node asks and is asked equally often (18 times among 1,000), and a run
-    asks the same pairs as the last one.
+  - Up to 20 nodes every pod asks every other. Above that, a node asks twelve others, at six
+    distances before and behind it in the inventory, from the next node to half of the way round. So
+    each pair is asked in both directions, each node asks and is asked equally often, and a run asks
+    the same pairs as the last one.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -42,6 +42,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ALL_UP_TO = 20  # nodes: above it, pairs are sampled and only failures are shown
+DISTANCES = 6
 
 
 def pairs(hosts: Sequence[str], hostvars: Mapping[str, Any], every: bool = False) -> dict[str, Any]:
@@ -57,8 +58,9 @@ def chosen(names: Sequence[str], every: bool = False) -> dict[str, list[str]]:
 
 
 def _steps(total: int) -> list[int]:
-    """1, 2, 4, … up to half of the way round, in both directions."""
-    ahead = [1 << power for power in range(total.bit_length()) if 1 << power <= total // 2]
+    """Few near ones and few far ones, in both directions."""
+    farthest = (total - 1) // 2
+    ahead = {round(farthest ** (number / (DISTANCES - 1))) for number in range(DISTANCES)}
     return sorted({*ahead, *(total - step for step in ahead)})
 
 

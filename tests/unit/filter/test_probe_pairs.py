@@ -25,7 +25,7 @@ def test_many_nodes_are_sampled_and_each_is_covered_in_both_directions(size):
     assert {name for name, _ in asked} == {*names(size)}
     assert sum(map(len, found.values())) == len(asked)  # none twice
     assert {len(others) for others in found.values()} == {len(found["node0"])}
-    assert len(found["node0"]) <= 20
+    assert len(found["node0"]) in (10, 12)
 
 
 def test_every_pair_can_be_asked_for():
