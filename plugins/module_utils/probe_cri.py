@@ -20,7 +20,6 @@ from . import container_runtimes, probe_pod
 from .container_runtimes import Runtime
 
 START_SECONDS = 90.0
-SKIP = "headcni_verify_runtime=false does without"
 _FOLDERS = (
     "/usr/local/bin",
     "/usr/bin",
