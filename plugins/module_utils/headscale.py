@@ -314,6 +314,10 @@ class Headscale:
         self._ask("POST", path, {"disableExpiry": True})
 
     def delete_node(self, node: Node) -> None:
+        # 0.26 to 0.28 keep the served routes of a node that is gone: no other is given them until
+        # Headscale is restarted.
+        if node.served and node.switches is None and self.version().number < (0, 29):
+            self.approve(node, ())
         self._ask("DELETE", f"/api/v1/node/{node.id}")
 
     def approve(self, node: Node, routes: Iterable[str]) -> None:

@@ -34,6 +34,10 @@ GIVE_WAY = (
     "give each node a range of its own; a node that is no more is removed by "
     "headscale_node state=absent; two identities of one machine need same_machine_as"
 )
+UNEXPLAINED = (
+    "Headscale does not say why; before 0.29 it keeps the routes of a node that was removed while "
+    "it served them, until Headscale is restarted"
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[Proble
                 why = "the node does not advertise it"
             else:
                 others = [n.label for n in nodes.values() if route in n.served and n.id != node.id]
-                why = f"{others[0]} serves it" if others else "Headscale does not say why"
+                why = f"{others[0]} serves it" if others else UNEXPLAINED
             wrong(approval.wanted.label, f"{route} is not served: {why}")
     return left
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 from ansible_module import run
-from headscale_server import HeadscaleServer, Tailscaled
+from headscale_server import VERSION, HeadscaleServer, Tailscaled
 
 
 @dataclass
@@ -36,6 +36,14 @@ class At:
         assert predicted["diff"] == done["diff"]
         assert (again["changed"], again["diff"]["before"]) == (False, again["diff"]["after"])
         return done
+
+    def tagged_key(self, tag: str, **options: Any) -> str:
+        """A key for nodes with this tag. Before 0.28 it needs an owner, too."""
+        if VERSION < (0, 28):
+            if "ann" not in self.server.users:
+                self.server.add_user("ann")
+            options["user"] = "ann"
+        return str(self("preauth_key", tags=[tag], **options)["key"])
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,6 @@ def test_only_what_is_asked_for_is_asked_of_the_server(at, headscale, counted):
 
 
 def test_no_key_is_in_the_answer(at, headscale, tailscaleds):
-    key = at("preauth_key", tags=["tag:k8s"])["key"]
+    key = at.tagged_key("tag:k8s")
     tailscaleds().join(headscale.url, key, "alpha")
     assert "hskey" not in json.dumps(at("info"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_module import Failed, run
-from headscale_server import from_headscale
+from headscale_server import VERSION, from_headscale
 from stub_server import says, stub_server
 
 pytestmark = from_headscale(0, 26)
@@ -56,11 +56,13 @@ def test_tags_are_set_if_the_policy_has_them(at, headscale):
     at("policy", tag_owners={"tag:k8s": [], "tag:gpu": []})
     done = at.twice("node", name="node1", tags=["tag:k8s", "tag:gpu"])
     assert done["diff"]["after"]["tags"] == ["tag:gpu", "tag:k8s"]
-    assert set(headscale.nodes["node1"]["tags"]) == {"tag:k8s", "tag:gpu"}
+    held = "tags" if VERSION >= (0, 28) else "forcedTags"
+    assert set(headscale.nodes["node1"][held]) == {"tag:k8s", "tag:gpu"}
     at.twice("node", name="node1", tags=["tag:k8s"])
-    assert headscale.nodes["node1"]["tags"] == ["tag:k8s"]
+    assert headscale.nodes["node1"][held] == ["tag:k8s"]
 
 
+@from_headscale(0, 28)
 @pytest.mark.parametrize("check", [True, False])
 def test_tags_that_headscale_would_refuse_are_refused_with_what_to_do(at, headscale, check):
     headscale.add_node("node1")
@@ -72,15 +74,24 @@ def test_tags_that_headscale_would_refuse_are_refused_with_what_to_do(at, headsc
         at("node", check=check, name="node1", tags=[])
 
 
-def test_a_node_expires_once_and_may_be_told_never_to(at, headscale):
+def test_a_node_expires_once(at, headscale):
     headscale.add_node("node1")
     predicted = at("node", check=True, name="node1", expiry="now")
     done = at("node", name="node1", expiry="now")
     assert predicted["changed"] and done["changed"]
     assert done["diff"]["after"]["expiry"]
     assert not at("node", name="node1", expiry="now")["changed"]
-    at.twice("node", name="node1", expiry="never")
-    assert headscale.nodes["node1"]["expiry"] is None
+
+
+def test_a_node_may_be_told_never_to_expire(at, headscale):
+    headscale.add_node("node1")
+    at("node", name="node1", expiry="now")
+    if VERSION < (0, 29):
+        with pytest.raises(Failed, match=r"expiry: never, and Headscale 0\.\S+ cannot take an"):
+            at("node", name="node1", expiry="never")
+    else:
+        at.twice("node", name="node1", expiry="never")
+        assert headscale.nodes["node1"]["expiry"] is None
 
 
 def test_artis3n_400_a_node_that_a_machine_left_behind_is_removed(at, headscale):

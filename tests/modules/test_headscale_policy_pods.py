@@ -19,7 +19,14 @@ from ansible_collections.headcni.mesh.plugins.module_utils.headscale_access impo
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.headscale_policy import with_tests
 from ansible_module import Failed
-from headscale_server import HeadscaleServer, Tailscaled, from_headscale, until
+from headscale_server import (
+    VERSION,
+    HeadscaleServer,
+    Refused,
+    Tailscaled,
+    from_headscale,
+    until,
+)
 from lab_command import CHECKOUT
 from netmap import netmap, reaches
 from pod_policies import PODS, POLICIES, RANGES, TAG, V4, acl, grant, policy
@@ -42,7 +49,7 @@ class TwoNodes:
         self.server.start()
         self.server.key = self.server.make_key()
         self.server.add_user("ann")
-        key = At(self.server)("preauth_key", tags=[TAG], reusable=True)["key"]
+        key = At(self.server).tagged_key(TAG, reusable=True)
         for number, pods in enumerate(PODS, 1):
             node = Tailscaled(self.server.home / f"node{number}")
             self.nodes.append(node)
@@ -60,6 +67,11 @@ class TwoNodes:
         self.server.ask("PUT", "policy", {"policy": policy([acl([MARK], [f"{TAG}:7"])])})
         until(lambda: all(self._marked(node) for node in self.nodes))
         self.server.ask("PUT", "policy", {"policy": text})
+        if VERSION < (0, 29):  # it does not tell nodes to forget peers; they do when they start
+            for node in self.nodes:
+                node.stop()
+                node.start()
+                until(lambda node=node: netmap(node))
         until(lambda: not any(self._marked(node) for node in self.nodes))
 
     def _marked(self, node: Tailscaled) -> bool:
@@ -97,16 +109,20 @@ def of_family(family: int) -> Mesh:
 
 def test_without_a_policy_pods_reach_each_other(mesh):
     until(lambda: mesh.talk(4) and mesh.talk(6))
-    assert judge("", (0, 29), of_family(4)).status == ALLOWED
+    assert judge("", VERSION[:2], of_family(4)).status == ALLOWED
 
 
 @pytest.mark.parametrize("text, families", [p[1:] for p in POLICIES], ids=[p[0] for p in POLICIES])
 def test_our_verdict_is_what_real_nodes_are_told(mesh, text, families):
-    mesh.obey(text)
+    try:
+        mesh.obey(text)
+    except Refused:
+        assert VERSION < (0, 29)
+        pytest.skip("this Headscale refuses the policy")
     for family in (4, 6):
         talk = mesh.talk(family)
-        assert talk == (family in families)
-        assert judge(text, (0, 29), of_family(family)).status == (ALLOWED if talk else MISSING)
+        assert talk == (family in families) or VERSION < (0, 29)
+        assert judge(text, VERSION[:2], of_family(family)).status == (ALLOWED if talk else MISSING)
 
 
 # The document
@@ -125,12 +141,12 @@ def test_the_document_has_the_policy_in_both_forms():
     assert any('"grants"' in text for text in DOCUMENTED)
 
 
-@pytest.mark.parametrize("text", DOCUMENTED)
+@pytest.mark.parametrize("text", DOCUMENTED if VERSION >= (0, 29) else BEFORE_029)
 def test_each_policy_of_the_document_is_taken_by_headscale_and_lets_pods_talk(mesh, text):
     mesh.obey(text)
     assert mesh.server.policy == text
     assert mesh.talk(4) and mesh.talk(6)
-    verdict = judge(text, (0, 29), whole())
+    verdict = judge(text, VERSION[:2], whole())
     assert (verdict.status, verdict.missing, verdict.notes) == (ALLOWED, (), ())
 
 
@@ -175,8 +191,10 @@ def test_what_is_missing_is_merged_and_then_real_pods_talk(mesh):
 @pytest.mark.parametrize(
     "text, form",
     [
-        ('{"grants": []}', "acls"),
-        (policy(None, [grant(["ann@"], ["*"], ["*"])]), "grants"),
+        pytest.param('{"grants": []}', "acls", marks=from_headscale(0, 29)),
+        pytest.param(
+            policy(None, [grant(["ann@"], ["*"], ["*"])]), "grants", marks=from_headscale(0, 29)
+        ),
         (policy([acl(["ann@"], ["*:*"])]), "acls"),
         (policy([]), "acls"),
     ],
@@ -195,6 +213,7 @@ def test_a_policy_that_is_enough_is_left_alone(mesh):
         assert mesh.server.policy == text
 
 
+@from_headscale(0, 29)
 @pytest.mark.parametrize("check", [True, False])
 def test_headscales_own_tests_are_run_before_anything_is_written(mesh, check):
     """Here the operator has said that the pods' range must stay closed."""
@@ -206,6 +225,7 @@ def test_headscales_own_tests_are_run_before_anything_is_written(mesh, check):
     assert mesh.server.policy == text
 
 
+@from_headscale(0, 29)
 def test_the_server_is_asked_to_check_before_it_is_told(mesh, counted):
     mesh.server.ask("PUT", "policy", {"policy": OFFICE})
     At(mesh.server)("policy", **PODS_GIVEN)
@@ -215,6 +235,7 @@ def test_the_server_is_asked_to_check_before_it_is_told(mesh, counted):
     assert asked == [get, check, check, put, get]
 
 
+@from_headscale(0, 29)
 def test_our_tests_fail_at_headscale_if_pods_are_cut_off(mesh):
     checked = {"policy": with_tests(OFFICE, whole())}
     with pytest.raises(AssertionError, match=r"10.244.0.1 -> 10.244.255.254:443 \(tcp\)"):

@@ -195,7 +195,7 @@ def test_no_nodes_ask_nothing_of_the_server(at, headscale, counted):
 
 
 def test_routes_are_waited_for_until_a_real_node_serves_them(at, headscale, tailscaleds):
-    key = at("preauth_key", tags=["tag:k8s"])["key"]
+    key = at.tagged_key("tag:k8s")
     node = tailscaleds()
     node_key = node.join(headscale.url, key, "alpha")
     wanted = [{"node_key": node_key, "label": "alpha", "routes": [OWN[0]]}]
@@ -223,7 +223,7 @@ def test_routes_are_waited_for_until_a_real_node_serves_them(at, headscale, tail
 
 
 def test_two_real_identities_of_one_machine_count_as_served_by_either(at, headscale, tailscaleds):
-    key = at("preauth_key", tags=["tag:k8s"], reusable=True)["key"]
+    key = at.tagged_key("tag:k8s", reusable=True)
     host, daemon = tailscaleds(), tailscaleds()
     keys = [
         host.join(headscale.url, key, "host", OWN[0]),
@@ -237,3 +237,12 @@ def test_two_real_identities_of_one_machine_count_as_served_by_either(at, headsc
     at("routes", nodes=[{"node_key": keys[0], "routes": [OWN[0]]}], state="absent")
     at("routes", nodes=[{"node_key": keys[1], "routes": [OWN[0]]}], wait_served=20)
     assert headscale.nodes["daemon"]["subnetRoutes"] == [OWN[0]]
+
+
+def test_the_routes_of_a_node_that_was_removed_are_free_for_the_next(at, headscale, tailscaleds):
+    """Up to 0.28, Headscale itself keeps them for a node that is gone, until it is restarted."""
+    key = at.tagged_key("tag:k8s", reusable=True)
+    for name in ("first", "second"):
+        node_key = tailscaleds().join(headscale.url, key, name, OWN[0])
+        at("routes", nodes=[{"node_key": node_key, "routes": [OWN[0]]}], wait_served=20)
+        at("node", node_key=node_key, state="absent")

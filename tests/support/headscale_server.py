@@ -49,6 +49,10 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
         return int(one.getsockname()[1])
 
 
+class Refused(AssertionError):
+    """What the API says of a question of ours."""
+
+
 @dataclass
 class HeadscaleServer:
     home: Path
@@ -171,7 +175,7 @@ log:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except urllib.error.HTTPError as problem:
-            raise AssertionError(f"{method} {path}: {problem.read().decode()}") from None
+            raise Refused(f"{method} {path}: {problem.read().decode()}") from None
 
     @property
     def nodes(self) -> dict[str, dict[str, Any]]:
@@ -210,6 +214,8 @@ log:
     def forget(self) -> None:
         """Its nodes, users and rules."""
         for node in self.nodes.values():
+            if node.get("approvedRoutes"):
+                self.approve(node)  # up to 0.28, routes of a node that is gone stay taken
             self.ask("DELETE", f"node/{node['id']}")
         for user in self.users.values():
             self.ask("DELETE", f"user/{user['id']}")
