@@ -50,7 +50,7 @@ def test_it_answers_as_host_local_does_in_every_version(node, version):
     made = answer.ok
     assert {**made, "dns": made.get("dns", {})} == {**expected, "dns": expected.get("dns", {})}
     assert "ipam.someday is ignored" in answer.stderr
-    assert "Name" not in answer.stderr
+    assert "ipam.Name" not in answer.stderr
     node.delete(ours, pod, plugin="headcni-ipam").succeeds()
     assert node.leftovers()["allocation"] == []
 
