@@ -104,7 +104,7 @@ def test_ports_come_and_go_without_the_table_being_made_anew(node, conf):
     """That is only for a table that is not what it should be."""
     node.add({**conf, **mapped((8079, 80, "tcp"))}).succeeds()
     made = table_handle(node)
-    many = [(10000 + number, 80, "tcp") for number in range(450)]
+    many = [(20000 + number, 80, "tcp") for number in range(450)]
     for ports in (
         [(8080, 80, "tcp"), (8080, 81, "udp"), (8080, 82, "sctp")],
         [(8080, 80, "tcp", "192.0.2.1"), (8080, 80, "tcp", "2001:db8::1")],
@@ -117,7 +117,7 @@ def test_ports_come_and_go_without_the_table_being_made_anew(node, conf):
             node.delete(both, pod).succeeds()
         assert table_handle(node) == made
     own = made_of_it["ips"][0]["address"].partition("/")[0]
-    assert f"tcp . 10449 : {own}" in node.nft() and "tcp . 10449 : 80" in node.nft()
+    assert f"tcp . 20449 : {own}" in node.nft() and "tcp . 20449 : 80" in node.nft()
 
 
 def table_handle(node):
