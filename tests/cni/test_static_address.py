@@ -70,6 +70,7 @@ def test_only_pods_of_allowed_namespaces_may_ask(node):
 
 def test_headcni_ipam_by_itself_asks_for_the_namespace_too(node):
     conf = {**asking(node, "10.55.1.77", "shop"), "type": "bridge"}
+    conf["ipam"] = {**conf["ipam"], "dataDir": str(node.tmp / "data")}
     how = {"plugin": "headcni-ipam"}
     assert node.add(conf, args=of("evil"), **how).error["code"] == INVALID_CONFIG
     assert node.add(conf, args=of("shop"), **how).address == "10.55.1.77"
