@@ -32,11 +32,11 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="session")
-def seen() -> Iterator[Seen]:
+def seen(request: pytest.FixtureRequest) -> Iterator[Seen]:
     noted = Seen()
     yield noted
     print(noted.table())
-    if os.environ.get("HEADCNI_WRITE_DOCS"):
+    if os.environ.get("HEADCNI_WRITE_DOCS") and not request.session.testsfailed:
         text = DOCS.read_text()
         before, after = text.partition(BEGIN)[0], text.partition(END)[2]
         DOCS.write_text(f"{before}{BEGIN}\n\n{noted.table()}\n\n{END}{after}")
