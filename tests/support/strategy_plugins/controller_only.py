@@ -13,6 +13,7 @@ What is not in them: starting a process for each task and host, and what modules
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import pickle
@@ -39,6 +40,8 @@ short_description: linear, in one process and without modules
 description: For tests and benchmarks.
 author: HeadCNI
 """
+PIECE_OF_WORK = json.dumps([{f"key {n}": [n, str(n), {"of": n / 7}]} for n in range(300)])
+PACE_EVERY = 30  # hosts
 FRESH = os.environ.get("CONTROLLER_NODES", "fresh") == "fresh"
 SAMPLE = int(os.environ.get("CONTROLLER_SAMPLE", "1000000"))
 
@@ -177,17 +180,51 @@ class Costs:
 
     def __init__(self) -> None:
         self.tasks: dict[str, dict[str, float]] = {}
+        self.collecting = 0.0
+        self._apart = 0.0  # of the processor's seconds, what is no task's
+        self._paces: dict[str, list[float]] = defaultdict(list)
         self._reads = 0
         self._present = ""
-        self._began = time.process_time()
+        self._began = self.clock()
+
+    def clock(self) -> float:
+        """The processor's seconds so far, without those that Python looked for garbage: it does so
+        when it has made enough objects, in whichever task that happens to be."""
+        return time.process_time() - self._apart
+
+    def collected(self, phase: str, _about: dict[str, int]) -> None:
+        if phase == "start":
+            self._collection = time.process_time()
+            return
+        took = time.process_time() - self._collection
+        self.collecting += took
+        self._apart += took
+        if self._present:
+            self.tasks[self._present]["collecting"] += took
 
     def begin(self, play: str, task: Any, run_once: bool) -> None:
         name = f"{play}: {task.get_name()}"
         if name != self._present:
             self.end()
             self._present = name
-        row = {"seconds": 0.0, "reads": 0.0, "hosts": 0, "run_once": run_once}
+        row = {"seconds": 0.0, "collecting": 0.0, "reads": 0.0, "hosts": 0, "run_once": run_once}
         self.tasks.setdefault(name, row)["hosts"] += 1
+
+    def count(self) -> int:
+        """How many hosts have begun with the present task."""
+        return int(self.tasks[self._present]["hosts"])
+
+    def pace(self) -> None:
+        """Note what a fixed piece of work takes now. What else the machine does makes all work
+        slower, by half at times, and for long enough to spoil all samples of a task."""
+        gc.disable()
+        began = time.process_time()
+        for _round in range(2):
+            json.loads(PIECE_OF_WORK)
+        took = time.process_time() - began
+        gc.enable()
+        self._paces[self._present].append(took)
+        self._apart += took
 
     def read(self) -> None:
         self._reads += 1
@@ -198,22 +235,25 @@ class Costs:
         self.tasks[self._present]["reads"] += reads
 
     def since(self) -> tuple[float, int]:
-        return time.process_time(), self._reads
+        return self.clock(), self._reads
 
     def end(self) -> None:
         if self._present:
-            self.add(time.process_time() - self._began, self._reads)
-        self._began, self._reads, self._present = time.process_time(), 0, ""
+            self.add(self.clock() - self._began, self._reads)
+        self._began, self._reads, self._present = self.clock(), 0, ""
 
     def write(self) -> None:
         self.end()
+        for name, paces in self._paces.items():
+            self.tasks[name]["pace"] = median(paces)
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         Path(os.environ["CONTROLLER_COSTS"]).write_text(
-            json.dumps({"tasks": self.tasks, "kib": kib})
+            json.dumps({"tasks": self.tasks, "kib": kib, "collecting": self.collecting})
         )
 
 
 COSTS = Costs()
+gc.callbacks.append(COSTS.collected)
 atexit.register(COSTS.write)
 read = HostVars.raw_get
 
@@ -291,6 +331,8 @@ class StrategyModule(Linear):
 
     def _queue_task(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> None:
         COSTS.begin(task.play.get_name(), task, bool(task.run_once))
+        if COSTS.count() % PACE_EVERY == 1:
+            COSTS.pace()
         self._queued_task_cache[(host.name, task._uuid)] = {
             "host": host,
             "task": task,
