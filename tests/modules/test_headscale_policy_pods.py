@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -67,12 +69,24 @@ class TwoNodes:
         self.server.ask("PUT", "policy", {"policy": policy([acl([MARK], [f"{TAG}:7"])])})
         until(lambda: all(self._marked(node) for node in self.nodes))
         self.server.ask("PUT", "policy", {"policy": text})
-        if VERSION < (0, 29):  # it does not tell nodes to forget peers; they do when they start
-            for node in self.nodes:
-                node.stop()
-                node.start()
-                until(lambda node=node: netmap(node))
+        if VERSION < (0, 29):
+            self._restart()
         until(lambda: not any(self._marked(node) for node in self.nodes))
+
+    def _restart(self) -> None:
+        """Before 0.29 nodes are not told to forget peers that they no longer have."""
+        for node in self.nodes:
+            node.stop()
+            node.start()
+        until(lambda: all(map(self._is_told, self.nodes)))
+        until(lambda: all(one["subnetRoutes"] for one in self.server.nodes.values()))
+        time.sleep(2)  # then the others hear of it, if they may
+
+    def _is_told(self, node: Tailscaled) -> bool:
+        try:
+            return bool(netmap(node))
+        except subprocess.CalledProcessError:
+            return False
 
     def _marked(self, node: Tailscaled) -> bool:
         return any(MARK in match["Srcs"] for match in netmap(node)["PacketFilter"] or ())
