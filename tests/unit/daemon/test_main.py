@@ -132,6 +132,7 @@ def test_routes_that_cannot_be_kept_just_now_are_begun_at_a_later_pass(daemon, m
             raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(main, "RouteManager", Refused)
+    monkeypatch.setattr(main, "_turn_forwarding_on", lambda cidrs: None)  # of this machine
     daemon._pass("routes", daemon._start_routes)
     assert daemon.routes is None
     monkeypatch.setattr(Refused, "start", lambda _: None)
