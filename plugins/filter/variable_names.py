@@ -40,7 +40,7 @@ from typing import Any
 from ansible.utils.display import Display
 from ansible_collections.headcni.mesh.plugins.filter.mesh_hosts import matched
 from ansible_collections.headcni.mesh.plugins.module_utils.modes import MODES
-from ansible_collections.headcni.mesh.plugins.plugin_utils.former_names import FORMER, REMOVED_IN
+from ansible_collections.headcni.mesh.plugins.plugin_utils.former_names import FORMER
 
 MOST = 8  # a mistake in a group's variables is the same for all of its hosts
 
@@ -60,7 +60,7 @@ def variable_names(
     for name, users in former.items():
         Display().deprecated(
             f"{name} (set for {_short(users)}) is now {FORMER[name]}",
-            version=REMOVED_IN,
+            version="0.3.0",
             collection_name="headcni.mesh",
         )
     wrong = [f"{_short(who)}: {problem}" for problem, who in problems.items()]

@@ -7,8 +7,6 @@ or vars; when this table goes, so do these.
 
 from __future__ import annotations
 
-REMOVED_IN = "0.3.0"
-
 _CONFIG = "headcni_node_extra_config, as {}"
 _INTERNAL = "an option of the playbook that needs it: {}"
 

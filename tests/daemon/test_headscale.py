@@ -665,7 +665,7 @@ def test_a_node_that_0_30_no_longer_has_is_not_taken_for_an_old_headscale(stub, 
     stub.answers = [lists(node_json()), says(404, gone, "application/problem+json")]
     keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     problem = keeper.ensure_once().problem
-    assert "Not Found: setting routes: no node (HTTP 404); see the log of Head" in problem
+    assert "Not Found: setting approved routes: no node (HTTP 404); see the log of Head" in problem
 
 
 @pytest.mark.parametrize("status", [401, 404, 422, 500])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headcni.ctl import diagnose
 from headcni.ctl.diagnose import differences
+from headcni.daemon.config import parse
 from headcni.model import Owner, PodRef
 from headcni.store import Attachment, Store
 
@@ -28,3 +30,38 @@ def test_a_pod_is_found_wherever_its_store_is_and_within_a_chain(network, tmp_pa
     said = differences(known, str(tmp_path))
     assert "allocation: 10.9.1.5 is not recorded as this pod's" in said
     assert "hc0123456789a is missing" in said
+
+
+FORWARDING = "Subnet routing is enabled, but IP forwarding is disabled. Check that."
+V4, BOTH = "10.9.1.0/24", "10.9.1.0/24, fd09::/64"
+
+
+@pytest.mark.parametrize(
+    ("cidrs", "ipv4", "ipv6", "told"),
+    [
+        (V4, "1", "0", []),
+        (V4, "0", "1", [FORWARDING]),
+        (BOTH, "1", "1", []),
+        (BOTH, "1", "0", [FORWARDING]),
+        (BOTH, "1", None, [FORWARDING]),
+    ],
+)
+def test_tailscaleds_word_on_forwarding_counts_only_if_the_kernel_agrees(
+    monkeypatch, cidrs, ipv4, ipv6, told
+):
+    class Status:
+        running, state, health = True, "Running", (FORWARDING, "something else")
+
+    class Api:
+        def __init__(self, path: str) -> None:
+            pass
+
+        def status(self, peers: bool) -> type[Status]:
+            return Status
+
+    now = {"net/ipv4/ip_forward": ipv4, "net/ipv6/conf/all/forwarding": ipv6}
+    monkeypatch.setattr(diagnose, "LocalApi", Api)
+    monkeypatch.setattr(diagnose.netns, "read_sysctl", now.get)
+    config, _problems = parse(f"network: {{podCIDR: {{nodeLocal: [{cidrs}]}}}}".encode())
+    found = list(diagnose._tailscale(config))
+    assert found == [f"it says: {line}" for line in (*told, "something else")]

@@ -15,7 +15,7 @@ from ..daemon.config import DaemonConfig
 from ..daemon.control import asked
 from ..daemon.main import control_path
 from ..daemon.tailscale import LocalApi
-from ..datapath import firewall, host_firewall
+from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
 from ..exec import NESTING
 from ..podcidr import PodCidrError
@@ -88,7 +88,24 @@ def _tailscale(config: DaemonConfig) -> Iterator[str]:
     if not status.running:
         yield f"its state is {status.state}: join the node with site.yml, or tailscale up"
     for line in status.health:
-        yield f"it says: {line}"
+        if not (_about_forwarding(line) and _forwards(config)):
+            yield f"it says: {line}"
+
+
+def _about_forwarding(line: str) -> bool:
+    """tailscaled asks each link whether it forwards, and takes a pod's link that has just gone for
+    one that does not. It says so until it looks again."""
+    return "IP forwarding is disabled" in line
+
+
+def _forwards(config: DaemonConfig) -> bool:
+    """For all families that pods of this node have, as the kernel itself says."""
+    switches = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+    try:
+        versions = {cidr.version for cidr in configuration.pod_cidrs(config).cidrs}
+    except PodCidrError:
+        versions = set(switches)
+    return all(netns.read_sysctl(switches[version]) == "1" for version in versions)
 
 
 def _pod_cidr(config: DaemonConfig) -> Iterator[str]:
