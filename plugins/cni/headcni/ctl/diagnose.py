@@ -102,10 +102,10 @@ def _forwards(config: DaemonConfig) -> bool:
     """For all families that pods of this node have, as the kernel itself says."""
     switches = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
     try:
-        versions = {cidr.version for cidr in configuration.pod_cidrs(config).cidrs}
+        cidrs = configuration.pod_cidrs(config).cidrs
     except PodCidrError:
-        versions = set(switches)
-    return all(netns.read_sysctl(switches[version]) == "1" for version in versions)
+        return False
+    return all(netns.read_sysctl(switches[cidr.version]) == "1" for cidr in cidrs)
 
 
 def _pod_cidr(config: DaemonConfig) -> Iterator[str]:
