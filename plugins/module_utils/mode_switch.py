@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
-from . import node, node_config
+from . import modes, node, node_config
 from .filelock import lock
 
 NOTE = "/var/lib/headcni/switch.json"
@@ -117,6 +117,13 @@ def put_right() -> None:
             os.replace(PREVIOUS, node_config.PATH)
     if not node.unit(DAEMON).is_active:
         node.order("start", DAEMON)
+
+
+def drop(handle: int, mode: str, own_socket: str) -> str:
+    """What was changed for a mode that the node is not in. Of the node's own tailscaled, a release
+    before 0.2 knows the usual socket only."""
+    moved = mode == "host" and own_socket != modes.SOCKETS["host"]
+    return ctl(handle, "drop", mode, *(("--socket", own_socket) if moved else ()))
 
 
 def ctl(handle: int, *words: str) -> str:

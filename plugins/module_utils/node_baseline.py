@@ -143,10 +143,10 @@ def _tailscale(socket: str) -> dict[str, Any]:
     api = LocalAPI(socket)
     try:
         if not api.status().have_node_key:
-            return {"joined": False}
+            return {"joined": False, "socket": socket}
         prefs = api.prefs()
     except LocalAPIError:
-        return {"joined": False}
+        return {"joined": False, "socket": socket}
     kept = {name: prefs.get(name) for name in (*SWITCHES, "ControlURL")}
     return {"joined": True, "prefs": kept, "turned": {}, "socket": socket}
 

@@ -293,7 +293,7 @@ def left(module: AnsibleModule) -> dict:
         config = mode_switch.configuration()
         mode, cidrs = mode_switch.mode_of(config), config["network"]["podCIDR"]["nodeLocal"]
         with mode_switch.alone() as handle:  # what a switch that was cut off has left
-            mode_switch.ctl(handle, "drop", modes.other(mode))
+            mode_switch.drop(handle, modes.other(mode), node_baseline.own_socket(before))
         done += ctl("leave", *(["--keep-pods"] if users else [])).splitlines()
     done += stop(TAILSCALED, dry)
     done += free_pods(given["network"], cidrs)

@@ -43,6 +43,11 @@ options:
         case that its identity was removed from Headscale.
     type: bool
     default: false
+  socket:
+    description: The socket of the node's own tailscaled, for V(dropped).
+    type: path
+    default: /run/tailscale/tailscaled.sock
+    version_added: 0.2.0
 attributes:
   check_mode:
     support: full
@@ -122,6 +127,7 @@ def main() -> None:
             "state": {"choices": list(STATES), "default": "settled"},
             "keys": {"type": "dict", "default": {}, "no_log": False},
             "forget": {"type": "bool", "default": False},
+            "socket": {"type": "path", "default": modes.SOCKETS["host"]},
         },
         supports_check_mode=True,
     )
@@ -163,7 +169,7 @@ def step(module: AnsibleModule, handle: int) -> dict:
             done = mode_switch.ctl(handle, "move", "--next", mode_switch.NEXT)
         mode = wanted
     elif state == "dropped":
-        done = drop(handle, wanted, mode, dry)
+        done = drop(handle, wanted, mode, given["socket"], dry)
     elif state == "finished":
         done = finish(wanted, mode, given["forget"], dry)
     note = mode_switch.read_note()
@@ -203,12 +209,12 @@ def begin(wanted: str, mode: str, keys: dict, dry: bool) -> str:
     return f"noted: from {left} to {wanted}"
 
 
-def drop(handle: int, wanted: str, mode: str, dry: bool) -> str:
+def drop(handle: int, wanted: str, mode: str, socket: str, dry: bool) -> str:
     if mode != wanted:
         raise mode_switch.SwitchError(f"the node is in {mode} mode, not in {wanted}: move it first")
     if dry:
         return "would be dropped"
-    said = mode_switch.ctl(handle, "drop", modes.other(wanted))
+    said = mode_switch.drop(handle, modes.other(wanted), socket)
     return "" if said == "nothing was there" else said
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, modes, node_config
 from ansible_collections.headcni.mesh.plugins.modules import headcni_mode
 
 
 class Module:
     def __init__(self, state, mode="daemon", check_mode=False, **given):
-        self.params = {"state": state, "mode": mode, "keys": {}, "forget": False, **given}
+        usual = {"keys": {}, "forget": False, "socket": modes.SOCKETS["host"]}
+        self.params = {"state": state, "mode": mode, **usual, **given}
         self.check_mode = check_mode
 
 

@@ -48,6 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("mode", nargs="?", choices=("host", "daemon"), help="for drop: which")
     node.with_config(parser)
     parser.add_argument("--next", metavar="FILE", help="the configuration to come")
+    parser.add_argument(
+        "--socket",
+        default="",
+        help="for drop: that of the tailscaled that is left, if not the usual",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         show({"mode": mode} if args.json else mode, args.json)
         return OK
     if args.what == "drop":
-        said = _drop(now, args.mode)
+        said = _drop(now, args.mode, args.socket)
     else:
         to_come = _to_come(args, now)
         said = _prepare(now, to_come) if args.what == "prepare" else _move(args, now, to_come)
@@ -207,13 +212,13 @@ def _await_ready(config: DaemonConfig) -> None:
     raise CniError(IO_FAILURE, f"the daemon is not ready within {READY_SECONDS:.0f} s", reason)
 
 
-def _drop(now: DaemonConfig, mode: Optional[str]) -> str:
+def _drop(now: DaemonConfig, mode: Optional[str], socket: str = "") -> str:
     """What was changed for a mode that the node is not in."""
     if mode is None:
         raise CniError(INVALID_CONFIG, "which mode is to be dropped?", "say host or daemon")
     if mode == now.tailscale.mode:
         raise CniError(INVALID_CONFIG, f"{mode} is the node's mode", "move to the other one first")
-    dropped = configuration.in_mode(now, mode)
+    dropped = configuration.in_mode(now, mode, socket)
     done: list[str] = []
     nft.run_here(_gone())
     try:

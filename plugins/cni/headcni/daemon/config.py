@@ -587,9 +587,10 @@ def node_sizes(config: DaemonConfig) -> Tuple[Tuple[int, int], ...]:
     return tuple(sorted({*parse_sizes(pod.per_node).items(), *allowed}))
 
 
-def in_mode(config: DaemonConfig, mode: str) -> DaemonConfig:
+def in_mode(config: DaemonConfig, mode: str, socket: str = "") -> DaemonConfig:
     """The same in another mode, with that one's own socket and interface."""
-    tailscale = replace(config.tailscale, mode=mode, socket=TailscaleSocket(), interface_name="")
+    own = TailscaleSocket(socket)
+    tailscale = replace(config.tailscale, mode=mode, socket=own, interface_name="")
     return replace(config, tailscale=tailscale)
 
 
