@@ -13,7 +13,7 @@ def advertise(site: Site, node: str = "node2") -> None:
     """Have a node of the mesh serve the underlay as well."""
     lab = site.lab
     prefs = json.loads(lab.on(node, "tailscale debug prefs"))
-    routes = ",".join(sorted({*prefs["AdvertiseRoutes"], lab.underlay()}))
+    routes = ",".join(sorted({*(prefs["AdvertiseRoutes"] or ()), lab.underlay()}))
     lab.on(node, f"tailscale set --advertise-routes={routes}")
     nodes = json.loads(lab.on("control", f"{HEADSCALE} nodes list -o json"))
     number = next(one["id"] for one in nodes if one["given_name"] == node)
