@@ -287,13 +287,9 @@ def arrange(
 
 def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> str:
     """Where the plugin that sets up pods' `lo` comes from; empty if there is none anywhere."""
-    for folder in wanted.bin_dirs:
+    for folder in (*wanted.bin_dirs, *wanted.plugin_dirs):
         if _has_loopback(folder, root):
             return os.path.join(folder, LOOPBACK)
-    for folder in wanted.plugin_dirs:
-        path = os.path.join(folder, LOOPBACK)
-        if os.path.exists(path):
-            return path
     own = os.path.join(release.path, "bin", LOOPBACK) if release else ""
     # A release that is only foretold brings one: all of them do by now.
     return own if release and (os.path.exists(own) or not os.path.exists(release.path)) else ""

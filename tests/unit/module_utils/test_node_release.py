@@ -261,6 +261,22 @@ def test_a_release_that_brings_a_loopback_is_the_last_resort(root, tmp_path, wan
     assert (tmp_path / "cni" / "loopback").read_text() == "ours"
 
 
+def test_our_own_loopback_is_not_taken_for_the_distributions_by_the_next_run(
+    root, tmp_path, wanted
+):
+    """With /usr/lib/cni among both, as Debian's containerd wants it, it was linked to itself."""
+    usr = str(tmp_path / "usr")
+    both = replace(wanted, bin_dirs=[*wanted.bin_dirs, usr], plugin_dirs=[usr])
+    release = Tarball(tmp_path / "t.tar.gz", **{"bin/loopback": "ours"}).install(root)
+    node_release.switch(release, str(root))
+    node_release.arrange(release, both, Steps(), root=str(root))
+    again = Steps()
+    node_release.arrange(release, both, again, root=str(root))
+    assert not again
+    for folder in ("cni", "usr"):
+        assert (tmp_path / folder / "loopback").read_text() == "ours"
+
+
 def test_old_releases_go_but_never_the_one_in_use_nor_the_one_before(root, tmp_path):
     made = [Tarball(tmp_path / f"{n}.tar.gz", f"{n}.0").install(root) for n in ("1", "2", "3", "4")]
     node_release.switch(made[0], str(root))
