@@ -68,7 +68,8 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
                 if number >= 0:
                     found[protected].append(rate)
     ours, theirs = found[True], found[False]
-    ratios = [mine / other for mine, other in zip(ours, theirs)]
+    # A turn in which nothing came is a stall of the machine; of such a pair neither counts.
+    ratios = [mine / other for mine, other in zip(ours, theirs) if mine and other]
     findings.raw[f"spoofing, {datapath}"] = {"with": ours, "without": theirs}
     findings.rows.append(
         Row(
@@ -80,7 +81,7 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
             unit="Mbit/s",
             bar=0.99,
             at_least=True,
-            note=f"median of {PAIRS} pairs, one standard error {median_error(ratios):.3f}",
+            note=f"median of {len(ratios)} of {PAIRS} pairs, one standard error {median_error(ratios):.3f}",
         )
     )
 
