@@ -81,7 +81,7 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
             unit="Mbit/s",
             bar=0.99,
             at_least=True,
-            note=f"median of {len(ratios)} of {PAIRS} pairs, one standard error {median_error(ratios):.3f}",
+            note=f"median of {len(ratios)} pairs, standard error {median_error(ratios):.3f}",
         )
     )
 
