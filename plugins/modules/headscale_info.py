@@ -49,7 +49,7 @@ EXAMPLES = r"""
 - name: See that Headscale can be reached and takes the key
   headcni.mesh.headscale_info:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     gather: [version, users]
   delegate_to: localhost
   run_once: true

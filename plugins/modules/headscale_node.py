@@ -77,7 +77,7 @@ EXAMPLES = r"""
 - name: Remove what a reinstalled machine left behind
   headcni.mesh.headscale_node:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     id: "12"
     state: absent
   delegate_to: localhost

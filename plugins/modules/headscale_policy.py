@@ -88,7 +88,7 @@ EXAMPLES = r"""
 - name: Approve pod ranges by themselves
   headcni.mesh.headscale_policy:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     routes:
       10.244.0.0/16: [tag:k8s]
       fd44::/48: [tag:k8s]

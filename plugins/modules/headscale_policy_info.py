@@ -56,7 +56,7 @@ EXAMPLES = r"""
 - name: See whether pods will reach each other
   headcni.mesh.headscale_policy_info:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     pod_ranges: [10.244.0.0/16, fd44::/48]
   delegate_to: localhost
   run_once: true

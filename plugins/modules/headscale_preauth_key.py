@@ -71,7 +71,7 @@ EXAMPLES = r"""
 - name: Mint a key that is good for an hour
   headcni.mesh.headscale_preauth_key:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     user: headcni
     tags: [tag:k8s]
     reusable: true

@@ -103,7 +103,7 @@ EXAMPLES = r"""
 - name: Approve the pod ranges of all nodes
   headcni.mesh.headscale_routes:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     nodes:
       - name: node1
         routes: [10.244.1.0/24, "fd44:0:0:1::/64"]

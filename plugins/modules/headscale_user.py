@@ -52,7 +52,7 @@ EXAMPLES = r"""
 - name: Have a user for the nodes
   headcni.mesh.headscale_user:
     url: https://headscale.example.org
-    api_key: "{{ vault_headscale_api_key }}"
+    api_key: "{{ headcni_headscale_api_key }}"
     name: headcni
   delegate_to: localhost
   run_once: true

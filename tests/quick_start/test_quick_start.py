@@ -53,6 +53,11 @@ class Walk:
         headscale = "/opt/lab/headscale/headscale nodes list -o json"
         assert not json.loads(self.lab.on("control", headscale))
 
+    def assert_nothing_to_diagnose(self) -> None:
+        """On fresh nodes, before their first pod."""
+        for node in self.nodes:
+            self.lab.on(node, "headcnictl diagnose")
+
     def assert_pods_talk(self) -> None:
         """By pods of our own, whatever the playbook that verifies has said."""
         pods = Traffic(self.lab, self.nodes)
@@ -116,6 +121,8 @@ def test_every_command_of_the_page_works_as_it_is_printed(page: str, walk: Walk)
         assert walk.api_key not in said
         if step.only_checks:
             walk.assert_untouched()
+        if step.runs("site") and not step.runs("verify"):
+            walk.assert_nothing_to_diagnose()
         if step.runs("verify"):
             walk.assert_pods_talk()
     walk.assert_untouched()

@@ -568,8 +568,8 @@ class Daemon:
 
 
 def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
-    """Before tailscaled advertises routes: it complains about a node that does not forward, and
-    still does after that has changed. If this fails, the first pod is refused with the reason."""
+    """Before tailscaled advertises routes: it complains about a node that does not forward. If
+    this fails, the first pod is refused with the reason."""
     with suppress(OSError):
         netns.write_sysctl("net/ipv4/ip_forward", "1")
         if any(cidr.version == 6 for cidr in cidrs):
