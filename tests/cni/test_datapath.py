@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
+from patience import until
 
 V4, V6 = 0, 1
 # A router's advertisement to all: hop limit 64, for half an hour.
@@ -17,13 +17,6 @@ with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as r
     advertisement = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
     router.sendto(advertisement, ("ff02::1", 0, 0, link))
 """
-
-
-def until(wanted, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not wanted():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def addresses(result):

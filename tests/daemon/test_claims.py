@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from cni_node import Namespace
-from headscale_server import HeadscaleServer, Tailscaled, until
+from headscale_server import HeadscaleServer, Tailscaled
 from lab_command import CHECKOUT
+from patience import until
 
 from headcni.daemon.routes import Mesh, RouteManager
 from headcni.daemon.tailscale import LocalApi, Peer, Status

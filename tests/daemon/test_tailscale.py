@@ -21,6 +21,7 @@ import pytest
 from cni_node import Namespace
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
+from patience import until
 
 from headcni.daemon.tailscale import Bus, LocalApi, NodePrefs, Note, TailscaleError
 from lab import tools
@@ -29,13 +30,6 @@ from lab.machines import leader
 
 OURS, OURS6, OTHER = (ip_network(n) for n in ("10.244.1.0/24", "fd44:0:1::/64", "10.244.9.0/24"))
 THEIRS = "192.168.50.0/24"
-
-
-def until(wanted: Callable[[], object], seconds: float = 5.0) -> None:
-    limit = time.monotonic() + seconds
-    while not wanted():
-        assert time.monotonic() < limit, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from headscale_server import HeadscaleServer, until
+from headscale_server import HeadscaleServer
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left
 from mesh_state import at_headscale
+from patience import until
 from runtime_variant import built, variant
 from site_run import Run, Site
 from tailscale_site import NEWER, OLDER, contents, pack, tarball_name

@@ -6,8 +6,8 @@ import json
 import urllib.request
 
 import pytest
-from headscale_server import until
 from mesh_state import server
+from patience import until
 from traffic import CNITOOL
 
 pytestmark = pytest.mark.timeout(900)

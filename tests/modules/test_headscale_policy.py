@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from ansible_module import Failed
-from headscale_server import VERSION, HeadscaleServer, from_headscale, until
+from headscale_server import VERSION, HeadscaleServer, from_headscale
+from patience import until
 
 from tests.modules.conftest import At
 

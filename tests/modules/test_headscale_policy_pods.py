@@ -27,10 +27,10 @@ from headscale_server import (
     Refused,
     Tailscaled,
     from_headscale,
-    until,
 )
 from lab_command import CHECKOUT
 from netmap import netmap, reaches
+from patience import until
 from pod_policies import PODS, POLICIES, RANGES, TAG, V4, acl, grant, policy
 
 from tests.modules.conftest import At

@@ -6,7 +6,8 @@ import time
 
 import pytest
 from ansible_module import Failed
-from headscale_server import from_headscale, until
+from headscale_server import from_headscale
+from patience import until
 
 pytestmark = from_headscale(0, 26)
 

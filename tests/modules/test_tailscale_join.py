@@ -22,7 +22,8 @@ import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import joined_key
 from ansible_module import Failed, run
-from headscale_server import HeadscaleServer, Tailscaled, until
+from headscale_server import HeadscaleServer, Tailscaled
+from patience import until
 
 POD = "10.244.1.0/24"
 THEIRS = "192.168.50.0/24"

@@ -8,15 +8,14 @@ import secrets
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 from lab import tools
 
@@ -34,13 +33,6 @@ def from_headscale(*oldest: int) -> pytest.MarkDecorator:
 def before_headscale(*too_new: int) -> pytest.MarkDecorator:
     wanted = f"for Headscale before {'.'.join(map(str, too_new))}: make test-headscale-versions"
     return pytest.mark.skipif(too_new <= VERSION, reason=wanted)
-
-
-def until(wanted: Callable[[], object], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not wanted():
-        assert time.monotonic() < deadline, f"it did not come true within {seconds} s"
-        time.sleep(0.05)
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import patience
 import pytest
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
@@ -26,14 +26,9 @@ LOOKS_OFTEN = {"daemon": {"reconcileInterval": "10s"}}
 SERVE = f"mkdir -p /www; hostname > /www/index.html; exec httpd -f -p {PORT} -h /www"
 
 
-def until(wanted: Callable[[], Any], seconds: float = 90.0, what: str = "it") -> Any:
-    deadline = time.monotonic() + seconds
-    while True:
-        found = wanted()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not come true within {seconds:.0f} s"
-        time.sleep(0.3)
+def until(wanted: Callable[[], Any], seconds: float = 90.0, what: str = "the condition") -> Any:
+    """With the patience that a cluster needs."""
+    return patience.until(wanted, seconds, what, every=0.3)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from patience import until
 
 from headcni.daemon.approvals import Identity, RouteKeeper
 from headcni.daemon.headscale import Node
@@ -35,13 +35,6 @@ class Server:
 
 def keeper(server, **options) -> RouteKeeper:
     return RouteKeeper(server, lambda: Identity(ME.key, ME.name), ["10.1.1.0/24"], **options)
-
-
-def until(wanted) -> None:
-    end = time.monotonic() + 10
-    while not wanted():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_bug_is_told_and_the_next_pass_may_succeed():

@@ -8,13 +8,13 @@ import json
 import resource
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any
 
 import pytest
 from kube_server import NODE, KubeServer, pod
+from patience import until
 
 from headcni.daemon import pods as module
 from headcni.daemon.kube import KubeClient, Source
@@ -23,13 +23,6 @@ from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.store import Attachment, Store
 
 OWN = (ip_network("10.55.1.0/24"),)
-
-
-def until(wanted: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not wanted():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @dataclass
