@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from cni_node import Namespace, sh
+from cni_node import Namespace
 
 from headcni.datapath import guard
-from headcni.store import Store
+from headcni.datapath import nft_messages as nft
+from headcni.datapath.netlink import Netlink, Request, attribute, netfilter, text
 
 from .measure import Findings, Row, median, median_error
 from .stage import SUBNET, Stage
 
-# The same pods, processes and connection in all rounds: only the nft table comes and goes. Many
-# short turns in pairs, since a machine's speed drifts, and the median of the pairs' ratios, since
-# whatever else runs now and then takes a core from one turn of a pair.
-PAIRS, WARM_UP = 400, 5
-SECONDS, SETTLE = 0.15, 0.02
-TABLES = {"bridge": ("bridge", "inet", "arp"), "routed": ("inet", "arp")}
+# The same pods, processes and connection in all rounds: only the nft tables are put to sleep, which
+# takes their hooks away, and woken. Very many short turns in pairs, since a machine's speed drifts,
+# and the median of the pairs' ratios, since whatever else runs takes a core from a turn of a pair.
+PAIRS, WARM_UP = 3000, 5
+SECONDS, SETTLE = 0.04, 0.005
+FAMILIES = {"bridge": (nft.BRIDGE, nft.INET, nft.ARP), "routed": (nft.INET, nft.ARP)}
+_NFTABLES, _NEWTABLE, _DORMANT = 10, 10 << 8, 1
 RECEIVE = """
 import socket, sys, threading, time
 server = socket.create_server(("", 5201))
@@ -48,7 +51,7 @@ while True:
 def run(stage: Stage, findings: Findings) -> None:
     stage.stop_daemon()  # it would bring the table back
     try:
-        for datapath in TABLES:
+        for datapath in FAMILIES:
             _compare(stage, findings, datapath)
     finally:
         stage.start_daemon()
@@ -57,13 +60,13 @@ def run(stage: Stage, findings: Findings) -> None:
 def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as made:
-        store = made.enter_context(Store.in_directory(str(stage.data)))
+        kernel = made.enter_context(netfilter())
         sender, to = made.enter_context(_pods(stage, datapath))
         receiver = made.enter_context(_receiver(to[0]))
         made.enter_context(_program(sender, SEND, to[1]))
         for number in range(-WARM_UP, PAIRS):
             for protected in (True, False) if number % 2 else (False, True):
-                _set(store, datapath, protected)
+                _protect(kernel, datapath, protected)
                 rate = _rate(receiver)
                 if number >= 0:
                     found[protected].append(rate)
@@ -86,12 +89,16 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
     )
 
 
-def _set(store: Store, datapath: str, protected: bool) -> None:
-    if protected:
-        guard.repair(store)
-    else:
-        for family in TABLES[datapath]:
-            sh("nft", "delete", "table", family, guard.TABLE, check=False)
+def _protect(kernel: Netlink, datapath: str, protected: bool) -> None:
+    flags = attribute(2, struct.pack("!I", 0 if protected else _DORMANT))
+    body = text(1, guard.TABLE) + flags
+    kernel.commit(
+        _NFTABLES,
+        [
+            Request(_NEWTABLE, 0, struct.pack("=BBH", family, 0, 0) + body, "wake or put to sleep")
+            for family in FAMILIES[datapath]
+        ],
+    )
     time.sleep(SETTLE)
 
 

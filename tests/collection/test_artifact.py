@@ -14,7 +14,7 @@ from lab_command import CHECKOUT
 
 ANSIBLE = CHECKOUT / ".venv" / "bin"
 CHECKOUT_ONLY = {
-    *("lab", "tests", "collections", "bench", "extensions", "Makefile"),
+    *("lab", "tests", "collections", "bench", "extensions", "molecule", "Makefile"),
     *(".ci", ".config", ".venv"),
 }
 

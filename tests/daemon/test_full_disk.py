@@ -193,7 +193,7 @@ def test_the_daemons_upkeep_does_not_put_back_what_del_removed(node, datapath):
                 node.netns.run("nft", *damage.split())
                 once()
                 assert len(mapped(node)) == 1 and "8081" in mapped(node)[0]
-                assert dead not in node.nft() and '"hc' in node.nft()
+                assert node.guarded() == hosts - {dead}
             disk.mend()
             once()
             assert [row[2] for row in node.leftovers()["allocation"]] == [pods[1].name]

@@ -385,5 +385,8 @@ class CniNode:
             for line in self.nft().splitlines()
             if " . " in line and ": " in line and not {"type", "dnat"} & set(line.split())
         ]
-        guarded = set(re.findall(r'"hc[0-9a-f]{11}"', self.nft()))
-        return {"links": veths, "mapped": mapped, "guarded": guarded, **rows}
+        return {"links": veths, "mapped": mapped, "guarded": self.guarded(), **rows}
+
+    def guarded(self) -> set[str]:
+        """The links that nft's rules name."""
+        return set(re.findall(r'"(hc[0-9a-f]{11})"', self.nft()))
