@@ -13,7 +13,7 @@ VMS ?= 0
 ONLY ?=
 RETRY ?=
 NODE ?= node1
-SCENARIO ?= $(filter-out vm,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard extensions/molecule/*/molecule.yml))))))
+SCENARIO ?= $(filter-out vm,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard molecule/*/molecule.yml))))))
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -165,7 +165,7 @@ bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY
 	$(PY) -m bench $(ONLY)
 
 ##@ The code
-PYTHON_SOURCES := bench extensions/molecule lab plugins tests inventories/lab
+PYTHON_SOURCES := bench molecule lab plugins tests inventories/lab
 .PHONY: lint
 lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 	ruff format --check $(PYTHON_SOURCES)

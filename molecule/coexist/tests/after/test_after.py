@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from headscale_server import until
 from mesh_state import accepted_routes, at_headscale, owners
+from patience import until
 
 
 def test_the_other_network_has_charge_of_the_pods_again(host):
