@@ -54,9 +54,12 @@ class Authority:
     def pem(self) -> bytes:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str, addresses: tuple[str, ...] = ()) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, addresses: tuple[str, ...] = (), group: str = ""
+    ) -> tuple[Path, Path]:
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        groups = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
+        subject = x509.Name([*groups, x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = self._sign(subject, key, addresses=addresses)
         paths = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
