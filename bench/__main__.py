@@ -18,6 +18,7 @@ from . import (
     controller,
     fleet,
     headscale,
+    hostile,
     ipam,
     k8s,
     plots,
@@ -31,6 +32,7 @@ from .measure import Findings, Row
 
 ON_A_STAGE = {
     "cni": cni.run,
+    "hostile": hostile.run,
     "ipam": ipam.run,
     "memory": cni.memory,
     "routes": routes.run,

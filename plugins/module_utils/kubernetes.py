@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from typing import Any, Optional
+
+from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token
 
 K3S_KUBECTL = ("k3s", "kubectl")
 K3S_KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
@@ -48,6 +51,20 @@ class Kubectl:
         found = self.run("get", *words, "--ignore-not-found", "-o", "json")
         return dict(json.loads(found)) if found.strip() else None
 
+    def token(self, namespace: str, account: str, seconds: int) -> str:
+        """A new token of a service account, by TokenRequest: it is stored nowhere."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        wanted = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": seconds},
+        }
+        said = json.loads(self.run("create", "--raw", path, "-f", "-", given=json.dumps(wanted)))
+        token = str((said.get("status") or {}).get("token") or "")
+        if bearer_token.read(token) is None:
+            raise KubectlError(f"the answer to POST {path} has no token")
+        return token
+
     def cluster(self) -> dict[str, Any]:
         """Where the API server is and which CA it has, as data, not as files. No secrets."""
         said = json.loads(self.run("config", "view", "--raw", "--flatten", "-o", "json"))
@@ -57,3 +74,15 @@ class Kubectl:
             if one["name"] == context.get("cluster"):
                 return dict(one["cluster"])
         raise KubectlError("the kubeconfig's current context names no cluster")
+
+
+def lifetime(text: str) -> int:
+    """The seconds in 30m, 12h or 2160h; a ValueError that says what is expected."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    match = re.match(r"(\d{1,9})([smh])\Z", text)
+    seconds = int(match[1]) * units[match[2]] if match else 0
+    if bearer_token.SHORTEST <= seconds <= bearer_token.LONGEST:
+        return seconds
+    raise ValueError(
+        f"the lifetime of a token is {text[:40]!r}, but must be from 10m to 8760h, such as 2160h"
+    )

@@ -11,6 +11,8 @@ version_added: 0.1.0
 description:
   - Asks the API server, as the node's own kubelet would, what it calls the node and which pod CIDRs
     it gave it. Nothing is changed.
+  - Tells whether the daemon of this node needs a new token, too. The API server is asked whether it
+    accepts the one that the daemon has.
   - A node that has not joined yet is no error; RV(joined) and RV(problem) say so.
 author:
   - The HeadCNI authors (@headcni)
@@ -29,6 +31,23 @@ options:
     description: The kubelet's own. It is there once the node has joined.
     type: path
     default: /var/lib/rancher/k3s/agent/kubelet.kubeconfig
+  daemon_kubeconfig:
+    description: The one that site.yml made for the daemon of this node.
+    type: path
+    default: /etc/headcni/kubeconfig
+  token_file:
+    description: The daemon's token, which that kubeconfig leads to.
+    type: path
+    default: /var/lib/headcni/kubernetes-token
+  token_lifetime:
+    description:
+      - How long a token should live, such as V(2160h). A token that lives longer is to be replaced.
+    type: str
+    default: 2160h
+  account:
+    description: The first part of the name of the node's service account.
+    type: str
+    default: headcni-node
   timeout:
     description:
       - How many seconds to wait for the API server, and for the pod CIDR of a node that is new.
@@ -77,14 +96,32 @@ cluster:
   description: The API server's address and CA as a kubeconfig has them, for this very node.
   type: dict
   returned: success
+token:
+  description: Whether the daemon needs a new token, and why.
+  type: dict
+  returned: success
+  contains:
+    needed:
+      description: Whether a new token should be made.
+      type: bool
+      returned: success
+    reason:
+      description: Why; empty if none is needed.
+      type: str
+      returned: success
+    expires:
+      description: When the present one expires; empty if there is none that does.
+      type: str
+      returned: success
 """
 
 import os
 import socket
 import time
+from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import kubernetes, node
+from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token, kubernetes, node
 
 
 def main() -> None:
@@ -97,13 +134,22 @@ def main() -> None:
                 "default": list(kubernetes.K3S_KUBECTL),
             },
             "kubeconfig": {"type": "path", "default": kubernetes.K3S_KUBELET},
+            "daemon_kubeconfig": {"type": "path", "default": "/etc/headcni/kubeconfig"},
+            "token_file": {"type": "path", "default": bearer_token.FILE, "no_log": False},
+            "token_lifetime": {"default": "2160h", "no_log": False},
+            "account": {"default": "headcni-node"},
             "timeout": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
     name = module.params["name"] or socket.gethostname().lower()
+    try:
+        lifetime = kubernetes.lifetime(module.params["token_lifetime"])
+    except ValueError as wrong:
+        module.fail_json(msg=f"headcni_node_token_lifetime: {wrong}")
     found = {"changed": False, "joined": False, "name": name, "pod_cidrs": [], "cluster": {}}
+    found["token"] = {"needed": False, "reason": "", "expires": ""}
     kubeconfig = module.params["kubeconfig"]
     if not os.path.exists(kubeconfig):
         problem = f"{kubeconfig} is not there: this node has not joined its cluster yet"
@@ -111,9 +157,11 @@ def main() -> None:
     program, *words = module.params["kubectl"]
     program = module.get_bin_path(program, required=True, opt_dirs=list(kubernetes.PLACES))
     kubectl = kubernetes.Kubectl([program, *words], kubeconfig)
+    daemons = kubernetes.Kubectl([program, *words], module.params["daemon_kubeconfig"])
     try:
         found["cluster"] = kubectl.cluster()
         found["pod_cidrs"] = pod_cidrs(kubectl, name, module.params["timeout"])
+        found["token"] = token(daemons, name, module.params, lifetime)
     except kubernetes.KubectlError as wrong:
         module.fail_json(
             msg=f"Kubernetes does not say which pod CIDR {name} has: {wrong}. See that kubelet, or "
@@ -126,6 +174,53 @@ def main() -> None:
             f"Kubernetes knows {name}, but gave it no pod CIDR within {module.params['timeout']} s"
         )
     module.exit_json(**{**found, "joined": True}, problem=problem)
+
+
+def token(kubectl: kubernetes.Kubectl, name: str, given: dict, lifetime: int) -> dict[str, object]:
+    """Of the daemon. It renews it itself, well before anything of this is the case."""
+    known = held(given["daemon_kubeconfig"], given["token_file"])
+    if known is None:
+        return {"needed": True, "reason": "the daemon has no token that expires", "expires": ""}
+    reason = outdated(known, f"{given['account']}-{name}", lifetime)
+    if not reason and not is_accepted(kubectl, name):
+        reason = "the API server does not accept the daemon's token"
+    return {"needed": bool(reason), "reason": reason, "expires": bearer_token.date(known.expires)}
+
+
+def held(kubeconfig: str, token_file: str) -> Optional[bearer_token.BearerToken]:
+    """A kubeconfig that does not name the file is of an earlier version, with a token that never
+    expires."""
+    try:
+        with open(kubeconfig, encoding="utf-8") as file:
+            if token_file not in file.read(1 << 20):
+                return None
+        with open(token_file, encoding="ascii") as file:
+            known = bearer_token.read(file.read(bearer_token.LARGEST + 1).strip())
+    except (OSError, ValueError):
+        return None
+    return known if known is not None and known.expires else None
+
+
+def outdated(known: bearer_token.BearerToken, account: str, lifetime: int) -> str:
+    now, until = time.time(), bearer_token.date(known.expires)
+    if known.account != account:
+        return f"the daemon's token is of {known.account}, not of {account}"
+    if known.has_expired(now):
+        return f"the daemon's token expired on {until}"
+    if now >= known.late_at:
+        return f"the daemon has not renewed its token, which expires on {until}"
+    # A minute more is what an API server may round up to.
+    return (
+        "the daemon's token lives longer than it should" if known.lifetime > lifetime + 60 else ""
+    )
+
+
+def is_accepted(kubectl: kubernetes.Kubectl, name: str) -> bool:
+    try:
+        kubectl.get("node", name)
+    except kubernetes.KubectlError as wrong:
+        return "Unauthorized" not in str(wrong) and "must be logged in" not in str(wrong)
+    return True
 
 
 def pod_cidrs(kubectl: kubernetes.Kubectl, name: str, seconds: int) -> list[str]:

@@ -709,3 +709,15 @@ def test_remove_leaves_the_lab_node_as_it_was(mesh):
         remove_pods(mesh, node)
         mesh.on(node, f"systemctl stop headcni-tailscaled && {NAMESPACE} remove")
         assert mesh.listing(node) == mesh.before[node]
+
+
+def test_the_confined_daemon_has_a_deleted_namespace_made_again(mesh):
+    """By a start of headcni-tailscaled: the daemon's own sandbox lets it mount nothing."""
+    unit = "headcni-daemon.service"
+    mesh.lab.copy(CNI / "units" / unit, "node1", f"/etc/systemd/system/{unit}")
+    mesh.on("node1", f"systemctl daemon-reload && systemctl start headcni-tailscaled {unit}")
+    is_right = f"test -e /run/netns/headcni && {NAMESPACE} check >/dev/null 2>&1"
+    mesh.wait("node1", is_right)
+    mesh.on("node1", "ip netns del headcni && test ! -e /run/netns/headcni")
+    mesh.wait("node1", is_right, 90)
+    mesh.on("node1", "ip netns exec headcni ip link show tailscale0")

@@ -24,7 +24,7 @@ true
 
 
 def in_kubernetes(cluster) -> str:
-    kinds = "secrets,serviceaccounts,clusterroles,clusterrolebindings"
+    kinds = "secrets,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings"
     return "\n".join(
         line
         for line in cluster.kubectl("get", kinds, "-A", "-o", "name").splitlines()

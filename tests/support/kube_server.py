@@ -9,6 +9,8 @@ import json
 import queue
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -23,6 +25,17 @@ from cryptography.x509.oid import NameOID
 
 TOKEN = "a-token-that-nobody-may-see"
 NODE = "node1"
+ACCOUNT = "system:serviceaccount:kube-system:headcni-node-node1"
+
+
+def jwt(issued: float, expires: float, subject: str = ACCOUNT) -> str:
+    """A token as Kubernetes makes them, but for the signature."""
+
+    def coded(part: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+
+    claims = {"sub": subject, "iat": int(issued), "exp": int(expires)}
+    return f"{coded({'alg': 'none'})}.{coded({k: v for k, v in claims.items() if v})}.c2ln"
 
 
 class Authority:
@@ -41,9 +54,12 @@ class Authority:
     def pem(self) -> bytes:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str, addresses: tuple[str, ...] = ()) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, addresses: tuple[str, ...] = (), group: str = ""
+    ) -> tuple[Path, Path]:
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        groups = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
+        subject = x509.Name([*groups, x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = self._sign(subject, key, addresses=addresses)
         paths = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -122,6 +138,10 @@ class KubeServer:
     client_names: list[str] = field(default_factory=list)
     delay: float = 0.0
     page: int = 0  # so many pods in an answer, whatever is asked for
+    accepts: set[str] = field(default_factory=lambda: {TOKEN})
+    longest_token: float = 1e9  # seconds; fewer are granted if more are asked for
+    clock: Callable[[], float] = time.time
+    token_requests: list[dict[str, Any]] = field(default_factory=list)
     as_node: bool = False  # as the node authorizer has it: who is gone may not be asked about
 
     def __post_init__(self) -> None:
@@ -252,6 +272,29 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
 
+    def do_POST(self) -> None:
+        """A token for the account in the path, to whoever has one of it."""
+        owner = self.server.owner
+        owner.asked.append(f"POST {self.path}")
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        words = self.path.strip("/").split("/")
+        if owner.answer_with is not None:
+            self._send(*owner.answer_with)
+        elif self._token() not in owner.accepts:
+            self._status(401, "Unauthorized")
+        elif words[4:5] != ["serviceaccounts"] or words[6:] != ["token"]:
+            self._status(404, "NotFound")
+        else:
+            owner.token_requests.append(asked)
+            now, wanted = owner.clock(), asked["spec"]["expirationSeconds"]
+            subject = f"system:serviceaccount:{words[3]}:{words[5]}"
+            token = jwt(now, now + min(wanted, owner.longest_token), subject)
+            owner.accepts.add(token)
+            self._send(201, {}, json.dumps({**asked, "status": {"token": token}}).encode())
+
+    def _token(self) -> str:
+        return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
     def do_GET(self) -> None:
         owner = self.server.owner
         owner.asked.append(self.path)
@@ -264,7 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
         if owner.answer_with is not None:
             self._send(*owner.answer_with)
             return
-        if not certificate and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if not certificate and self._token() not in owner.accepts:
             self._status(401, "Unauthorized")
             return
         parts = urlsplit(self.path)

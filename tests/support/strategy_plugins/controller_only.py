@@ -91,12 +91,14 @@ def approved(_host: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def kubernetes(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
-    cluster = {"server": "https://192.0.2.1:6443"}
-    return {"joined": True, "problem": "", "name": host, "pod_cidrs": [], "cluster": cluster}
+    cluster, token = {"server": "https://192.0.2.1:6443"}, {"needed": True, "reason": "it has none"}
+    known = {"joined": True, "problem": "", "name": host, "pod_cidrs": []}
+    return {**known, "cluster": cluster, "token": token}
 
 
 def identity(_host: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"tokens": {name: f"token of {name}" for name in arguments["nodes"]}}
+    nodes = arguments["nodes"]
+    return {"tokens": {name: f"token of {name}" for name in nodes}, "renewed": nodes, "old": nodes}
 
 
 def leaving(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +159,7 @@ MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "headscale_routes": approved,
     "headscale_user": lambda host, _: {},
     "headcni_conflist": lambda host, _: {},
+    "file": lambda host, _: {},
     "wait_for": lambda host, _: {},
 }
 

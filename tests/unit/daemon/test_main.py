@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
 from dataclasses import replace
 from ipaddress import ip_address
 
+import kube_server
 import pytest
 
-from headcni.ctl import node
+from headcni.ctl import node, status
 from headcni.daemon import main
 from headcni.daemon.claims import Alarm, Refusal
 from headcni.daemon.config import parse
@@ -242,3 +244,37 @@ def test_a_part_whose_thread_has_ended_is_told_to_the_watchdog(daemon, part):
     ended.join()
     setattr(daemon, part, ended)
     assert not daemon.is_healthy()
+
+
+def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monkeypatch):
+    """It keeps no node from serving pods."""
+    (tmp_path / "data").mkdir()
+    token = tmp_path / "token"
+    token.write_text(kube_server.jwt(time.time() - 100, time.time() - 10))
+    server = kube_server.KubeServer(tmp_path / "server", accepts=set())
+    kubeconfig = server.kubeconfig(tokenFile=str(token), token="")
+    monkeypatch.setattr("headcni.bearer_token.FILE", str(token))
+    more = f"kubeconfig: {kubeconfig}"
+    config, problems = parse(
+        CONFIG.format(tmp=tmp_path, more="").replace("}", f", {more}}}", 1).encode()
+    )
+    assert problems == []
+    daemon = Daemon(config, str(tmp_path / "config.yaml"))
+    daemon._start_pods()
+    try:
+        deadline = time.monotonic() + 10
+        while not daemon._warnings() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        [line] = node.warned(daemon.status())
+        assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
+        assert "token for Kubernetes: until" in status._in_words(daemon.status())
+        text = daemon.metrics.render()[1].decode()
+        expiry = int(time.time() - 10)
+        found = re.search(r"^headcni_kubernetes_token_expiry_timestamp_seconds (\S+)$", text, re.M)
+        assert abs(float(found[1]) - expiry) < 30
+        assert 'headcni_network_errors_total{error_type="kubernetes-token"} 1.0' in text
+        assert daemon.token.is_alive()
+    finally:
+        daemon.token.stop()
+        daemon.pods.stop()
+        server.close()

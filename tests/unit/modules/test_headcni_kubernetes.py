@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from pathlib import Path
 
+import kube_server
 import pytest
-from ansible_collections.headcni.mesh.plugins.modules import headcni_kubernetes_identity
+from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token
+from ansible_collections.headcni.mesh.plugins.modules import (
+    headcni_kubernetes_identity as identity,
+)
+from ansible_collections.headcni.mesh.plugins.modules.headcni_kubernetes_identity import KINDS, RBAC
 from ansible_module import Failed, run
 
 
@@ -68,49 +76,64 @@ def test_an_administrator_who_may_not_is_an_error_with_the_servers_words(kubectl
 
 
 IDENTITIES = """#!{python}
-# A kubectl with secrets in a folder. It notes each call, and gives a secret its token when it is
-# listed after it was made: the controller manager takes a moment, too.
-import base64, json, sys
+# A kubectl with objects in a file, as kind/name. It notes each call.
+import fcntl, json, sys
 from pathlib import Path
 
+sys.path.insert(0, "{support}")
 folder = Path("{folder}")
 words = [one for one in sys.argv[1:] if not one.startswith(("--kubeconfig", "--request-timeout"))]
 with (folder / "calls").open("a") as calls:
     calls.write(" ".join(words) + "\\n")
-secrets = folder / "secrets"
-secrets.mkdir(exist_ok=True)
+lock = (folder / "lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+path = folder / "objects"
+objects = set(path.read_text().split()) if path.exists() else set()
 given = "" if sys.stdin.isatty() else sys.stdin.read()
+RBAC = ".rbac.authorization.k8s.io"
+
+
+def named(one):
+    kind = one["kind"].lower()
+    return kind + (RBAC if "role" in kind else "") + "/" + one["metadata"]["name"]
+
+
 if words[0] == "get":
-    if words[1:2] == ["secret"] and "-l" in words:
-        found = [json.loads(one.read_text()) for one in sorted(secrets.iterdir())]
-        print(json.dumps({{"items": found}}))
-        for one in found if {gives_tokens} else []:
-            token = base64.b64encode(f"token of {{one['metadata']['name']}}".encode()).decode()
-            one["data"] = {{"token": token}}
-            (secrets / one["metadata"]["name"]).write_text(json.dumps(one))
-    else:
-        sys.exit("one secret at a time is asked for")
+    assert words[-2:] == ["-o", "name"] and "-l" in words, "no secret is to be read"
+    labelled = {{one for one in objects if one.partition("/")[2] not in ("", "headcni-node")}}
+    print("\\n".join(sorted(labelled)))
+elif words[:2] == ["create", "--raw"]:
+    from kube_server import jwt
+    account = words[2].split("/")[6]
+    assert "serviceaccount/" + account in objects, account
+    asked = json.loads(given)
+    assert asked["kind"] == "TokenRequest"
+    subject = "system:serviceaccount:kube-system:" + account
+    print(json.dumps({answer}))
 elif given.startswith("kind: manifest"):
-    print("serviceaccount/headcni-node unchanged" if words[0] == "apply" else "")
+    print("clusterrole/headcni-node unchanged" if words[0] == "apply" else "")
 elif words[0] == "apply":
-    for one in json.loads(given)["items"]:
-        (secrets / one["metadata"]["name"]).write_text(json.dumps(one))
-        print(f"secret/{{one['metadata']['name']}} created")
+    objects |= {{named(one) for one in json.loads(given)["items"]}}
 elif words[0] == "delete":
-    for one in words[1:]:
-        if one.startswith("secret/"):
-            (secrets / one.partition("/")[2]).unlink(missing_ok=True)
+    names = {{named(one) for one in json.loads(given)["items"]}} if given else set(words[1:])
+    for one in sorted(names & objects):
+        print(one, "deleted")
+    objects -= names if not any(one.startswith("--dry") for one in words) else set()
+path.write_text("\\n".join(objects))
 """
+GIVES_TOKENS = '{"status": {"token": jwt(1, 1 + asked["spec"]["expirationSeconds"], subject)}}'
+SUPPORT = Path(kube_server.__file__).parent
+OLD = ("serviceaccount/headcni-node", f"clusterrolebinding.{RBAC}/headcni-node")
 
 
 class Cluster:
     """An API server that counts what it is asked. What a real one makes of it is in tests/k8s."""
 
-    def __init__(self, folder, gives_tokens: bool = True) -> None:
+    def __init__(self, folder, answer: str = GIVES_TOKENS) -> None:
         self.folder = folder
         program = folder / "kubectl"
         program.write_text(
-            IDENTITIES.format(python=sys.executable, folder=folder, gives_tokens=gives_tokens)
+            IDENTITIES.format(python=sys.executable, folder=folder, answer=answer, support=SUPPORT)
         )
         program.chmod(0o755)
 
@@ -119,63 +142,220 @@ class Cluster:
         given = {**kubectl, "manifest": "kind: manifest", **given}
         return run("headcni_kubernetes_identity", check, nodes=nodes, **given)
 
+    def has(self, *names: str) -> None:
+        (self.folder / "objects").write_text("\n".join({*self.objects(), *names}))
+
     def calls(self) -> list[str]:
-        """Those since the last time."""
+        """The verbs and options since the last time."""
         path = self.folder / "calls"
         found = path.read_text().splitlines()
         path.write_text("")
         return found
 
-    def secrets(self) -> set[str]:
-        return {one.name for one in (self.folder / "secrets").iterdir()}
+    def objects(self) -> set[str]:
+        path = self.folder / "objects"
+        return set(path.read_text().split()) if path.exists() else set()
+
+
+def of_node(name: str) -> set[str]:
+    return {f"{kind}/headcni-node-{name}" for kind in KINDS}
 
 
 def test_identities_of_many_nodes_take_one_list_call(tmp_path):
     cluster = Cluster(tmp_path)
-    nodes = [f"node{number}" for number in range(30)]
-    assert cluster(nodes, check=True)["tokens"] == {}
+    nodes = [f"node{number}" for number in range(6)]
+    predicted = cluster(nodes, check=True)
+    assert predicted["tokens"] == {} and predicted["renewed"] == nodes and predicted["changed"]
+    assert cluster.objects() == set()
     cluster.calls()
     made = cluster(nodes)
-    assert made["changed"]
-    assert made["tokens"] == {name: f"token of headcni-node-{name}" for name in nodes}
-    # The manifest, what there is, what was missing, and twice until the tokens are there.
-    assert [one.split()[0] for one in cluster.calls()] == ["apply", "get", "apply", "get", "get"]
+    assert made["changed"] and made["diff"] == predicted["diff"]
+    for name in nodes:
+        token = bearer_token.read(made["tokens"][name])
+        assert (token.account, token.lifetime) == (f"headcni-node-{name}", 90 * 86400)
+    verbs = [one.split()[0] for one in cluster.calls()]
+    assert verbs == ["apply", "get", "apply", *["create"] * len(nodes)]
     again = cluster(nodes)
-    assert (again["changed"], again["tokens"]) == (False, made["tokens"])
+    assert (again["changed"], again["tokens"], again["renewed"]) == (False, {}, [])
     assert [one.split()[0] for one in cluster.calls()] == ["apply", "get"]
 
 
-def test_a_node_that_comes_later_gets_a_token_and_the_others_keep_theirs(tmp_path):
+def test_a_node_may_ask_for_tokens_of_its_own_account_and_of_no_other():
+    given = {"account": "headcni-node", "namespace": "kube-system"}
+    account, role, here, everywhere = identity.new_objects_of(given, "headcni-node-one")
+    assert account["automountServiceAccountToken"] is False
+    assert role["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["serviceaccounts/token"],
+            "resourceNames": ["headcni-node-one"],
+            "verbs": ["create"],
+        }
+    ]
+    for one in (here, everywhere):
+        assert [subject["name"] for subject in one["subjects"]] == ["headcni-node-one"]
+
+
+def test_only_nodes_that_need_a_token_get_one(tmp_path):
+    cluster = Cluster(tmp_path)
+    cluster(["one", "two"])
+    made = cluster(["one", "two"], tokens_for=["two", "unknown"], lifetime="12h")
+    assert set(made["tokens"]) == {"two"} and made["changed"]
+    assert bearer_token.read(made["tokens"]["two"]).lifetime == 12 * 3600
+    assert made["diff"]["after"] == "token of headcni-node-two created\n"
+
+
+def test_a_node_whose_account_is_new_gets_a_token_although_it_has_one(tmp_path):
+    """That one was of an account that was deleted, and is worth nothing."""
+    cluster = Cluster(tmp_path)
+    cluster(["one", "two"])
+    (tmp_path / "objects").write_text("\n".join(cluster.objects() - of_node("one")))
+    assert set(cluster(["one", "two"])["tokens"]) == {"one"}
+
+
+def test_a_node_that_lacks_a_binding_gets_it_and_keeps_its_token(tmp_path):
     cluster = Cluster(tmp_path)
     cluster(["one"])
+    lost = f"rolebinding.{RBAC}/headcni-node-one"
+    (tmp_path / "objects").write_text("\n".join(cluster.objects() - {lost}))
+    made = cluster(["one"])
+    assert (made["tokens"], made["diff"]["after"]) == ({}, f"{lost} created\n")
+    assert lost in cluster.objects()
+
+
+def test_a_secret_of_an_earlier_version_stays_until_the_node_has_switched(tmp_path):
+    cluster = Cluster(tmp_path)
+    cluster.has("secret/headcni-node-one", "secret/headcni-node-two", *OLD)
     made = cluster(["one", "two"])
-    assert made["diff"]["after"] == "secret/headcni-node-two created\n"
-    assert set(made["tokens"]) == {"one", "two"}
+    assert made["old"] == ["one", "two"] and "secret/headcni-node-one" in cluster.objects()
+    assert cluster(["one"], check=True, state="switched")["changed"]
+    assert "secret/headcni-node-one" in cluster.objects()
+    # The account that they had together serves the other one still.
+    gone = cluster(["one"], state="switched")
+    assert gone["diff"]["before"] == "secret/headcni-node-one\n"
+    assert {"secret/headcni-node-two", *OLD} <= cluster.objects()
+    assert cluster(["two"], state="switched")["changed"]
+    assert cluster.objects() == of_node("one") | of_node("two")
+    assert cluster(["one", "two"])["old"] == []
+    assert not cluster(["one", "two"], state="switched")["changed"]
 
 
-def test_a_token_that_does_not_come_is_an_error_with_the_nodes_secret(tmp_path, monkeypatch):
-    monkeypatch.setattr(headcni_kubernetes_identity, "TOKEN_SECONDS", 1)
-    with pytest.raises(Failed, match=r"headcni-node-one has no token after 1 s: is the controller"):
-        Cluster(tmp_path, gives_tokens=False)(["one"])
+def test_an_answer_without_a_token_is_an_error_with_the_account(tmp_path):
+    with pytest.raises(Failed, match=r"serviceaccounts/headcni-node-one/token has no token"):
+        Cluster(tmp_path, "{}")(["one"])
+
+
+@pytest.mark.parametrize("wrong", ["1m", "9999h", "90d", "", "2160", "x" * 1000])
+@pytest.mark.parametrize("module", ["headcni_kubernetes_identity", "headcni_kubernetes_info"])
+def test_a_lifetime_that_makes_no_sense_is_an_error_that_says_what_does(tmp_path, wrong, module):
+    given = {"nodes": ["one"], "manifest": "{}", "lifetime": wrong}
+    if module.endswith("info"):
+        given = {"token_lifetime": wrong}
+    with pytest.raises(Failed, match=r"must be from 10m to 8760h, such as 2160h") as told:
+        run(module, kubectl=["true"], kubeconfig=str(tmp_path / "none"), **given)
+    assert len(str(told.value)) < 300
 
 
 def test_identities_of_many_nodes_are_taken_back_by_one_list_call(tmp_path):
     cluster = Cluster(tmp_path)
-    nodes = [f"node{number}" for number in range(30)]
+    nodes = [f"node{number}" for number in range(6)]
     cluster([*nodes, "stays"])
+    cluster.has("secret/headcni-node-node1")
     cluster.calls()
     gone = cluster(nodes, state="absent")
-    assert gone["changed"] and cluster.secrets() == {"headcni-node-stays"}
+    assert gone["changed"] and cluster.objects() == of_node("stays")
     assert [one.split()[0] for one in cluster.calls()] == ["get", "delete"]
+    cluster.has(*OLD)
     cluster(["stays"], state="absent")
-    assert cluster.calls()[-1].startswith("delete -f -")  # with the last one, the manifest
+    assert [one.split()[0] for one in cluster.calls()] == ["get", *["delete"] * 3]
+    assert cluster.objects() == set()  # with the last one, the manifest and what all had together
 
 
 def test_a_thousand_nodes_fit_into_no_longer_a_command_than_a_hundred(tmp_path):
     """Each call of kubectl has a time limit, and so has the length of a command."""
     cluster = Cluster(tmp_path)
     nodes = [f"node{number:04}" for number in range(1000)]
-    assert len(cluster(nodes)["tokens"]) == 1000
+    cluster.has(*(one for name in nodes for one in of_node(name)))
+    assert not cluster(nodes)["changed"]
     cluster(nodes, state="absent")
-    assert cluster.secrets() == set()
-    assert max(map(len, cluster.calls())) < 100 * len("secret/headcni-node-node0000 ") + 100
+    assert cluster.objects() == set()
+    assert max(map(len, cluster.calls())) < 100 * len("secret/headcni-node-node0000 ") + 1000
+
+
+class Daemons:
+    """What a node has, and a kubectl that accepts its token or does not."""
+
+    def __init__(self, folder, kubectl) -> None:
+        self.kubeconfig, self.file = folder / "daemon.kubeconfig", folder / "token"
+        self.kubeconfig.write_text(json.dumps({"tokenFile": str(self.file)}))
+        self.kubectl, self.refuses = kubectl, ""
+
+    def give(
+        self, since_days: float, until_days: float, account: str = "headcni-node-here"
+    ) -> None:
+        now, day = time.time(), 86400
+        subject = f"system:serviceaccount:kube-system:{account}"
+        made = kube_server.jwt(now - since_days * day, now + until_days * day, subject)
+        self.file.write_text(made)
+
+    def __call__(self, **given):
+        script = CLUSTER
+        if self.refuses:
+            script += (
+                f"""case "$*" in *{self.kubeconfig}*) echo '{self.refuses}' >&2; exit 1;; esac\n"""
+            )
+        script += """echo '{"spec": {"podCIDRs": ["10.42.1.0/24"]}}'"""
+        found = run(
+            "headcni_kubernetes_info",
+            name="here",
+            daemon_kubeconfig=str(self.kubeconfig),
+            token_file=str(self.file),
+            **self.kubectl(script),
+            **given,
+        )["token"]
+        assert found["needed"] == bool(found["reason"])
+        return found["reason"]
+
+
+@pytest.fixture
+def daemons(tmp_path, kubectl):
+    return Daemons(tmp_path, kubectl)
+
+
+def test_a_token_that_is_good_for_long_is_left_alone(daemons):
+    daemons.give(0, 90)
+    assert daemons() == ""
+    daemons.give(59, 31)  # a third is left
+    assert daemons() == ""
+
+
+def test_a_token_that_is_about_to_expire_or_has_expired_is_to_be_renewed(daemons):
+    daemons.give(61, 29)
+    assert "has not renewed its token" in daemons()
+    daemons.give(91, -1)
+    assert "expired on" in daemons()
+
+
+def test_a_node_without_a_token_that_expires_is_to_get_one(daemons):
+    assert "no token that expires" in daemons()
+    daemons.file.write_text("opaque")
+    assert "no token that expires" in daemons()
+    daemons.give(0, 90)
+    daemons.kubeconfig.write_text('{"token": "of an earlier version"}')
+    assert "no token that expires" in daemons()
+
+
+def test_a_token_of_another_account_or_of_a_longer_life_is_to_be_replaced(daemons):
+    daemons.give(0, 90, "headcni-node-elsewhere")
+    assert "is of headcni-node-elsewhere, not of headcni-node-here" in daemons()
+    daemons.give(0, 90)
+    assert "lives longer than it should" in daemons(token_lifetime="24h")
+
+
+def test_a_token_that_the_api_server_does_not_accept_is_to_be_replaced(daemons):
+    daemons.give(0, 90)
+    daemons.refuses = "error: You must be logged in to the server (Unauthorized)"
+    assert "does not accept" in daemons()
+    # What is no answer about the token does not make a new one.
+    daemons.refuses = "Error from server (Forbidden): nodes is forbidden"
+    assert daemons() == ""

@@ -104,7 +104,7 @@ def test_preflight_compares_just_what_would_be_done(role, file, module, name, ot
     }
 
 
-SECRET = re.compile(r"(api|auth)_key$|token|secret|password")
+SECRET = re.compile(r"(api|auth)_key$|token(?!_lifetime$)|secret|password")
 
 
 @each_role

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any, Dict
 
+from .. import bearer_token
 from ..daemon.control import asked
 from ..daemon.main import control_path
 from ..errors import CniError
@@ -39,6 +40,8 @@ def _in_words(status: Dict[str, Any]) -> str:
         f"pods of this node: {', '.join(status['pod_cidrs'])}",
         f"pods of the cluster: {', '.join(status['cluster_cidrs'])}",
     ]
+    if expires := status.get("kubernetes_token_expires"):
+        lines.append(f"token for Kubernetes: until {bearer_token.date(expires)}")
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")

@@ -18,6 +18,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from ipaddress import ip_address
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar
 
+from .. import bearer_token
 from ..call import is_interface_name
 from ..config import error, render
 from ..errors import IO_FAILURE, CniError
@@ -260,6 +261,11 @@ class Daemon:
     )
     kubeconfig: str = _key(
         "", _path(), "watch this node's pods with it; without one, a service account's, or none"
+    )
+    token_lifetime: float = _key(
+        7_776_000.0,
+        _seconds(bearer_token.SHORTEST, bearer_token.LONGEST),
+        "how long a token lives that the daemon renews for itself; the API server may grant less",
     )
     pod_selector: str = _key(
         "",

@@ -1,8 +1,8 @@
 """Kubernetes' API server, asked for this node's pods: list, watch, and one pod at a time.
 
 As little of it as the daemon needs, on the standard library: a kubeconfig or a service account says
-where the server is and who we are. Nothing is written. Every exchange ends: by its own time limit,
-by its size limit, or because somebody called cancel().
+where the server is and who we are. All it makes there is a new token of its own account. Every
+exchange ends: by its own time limit, by its size limit, or because somebody called cancel().
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from stat import S_IMODE, S_IRGRP, S_IROTH, S_IWGRP, S_IWOTH
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import quote, urlencode, urlsplit
 
+from .. import bearer_token
 from ..errors import IO_FAILURE, CniError
 from ..model import PodRef
 from .exchange import Connection, Exchange, Exchanges
@@ -136,7 +138,7 @@ class Access:
 
     def bearer(self) -> str:
         token = _read_text(self.token_file).strip() if self.token_file else self.token
-        if token and not re.match(r"[!-~]+\Z", token):  # http.client would quote a wrong one
+        if token and not _is_word(token):  # http.client would quote a wrong one
             where = self.token_file or "the kubeconfig's users[].user.token"
             raise KubeError(CONFIG, f"the token in {where} is not one word of ASCII")
         return token
@@ -207,6 +209,10 @@ def in_cluster(env: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
             "expected a host and a port",
         )
     return Access(server, ca_file=f"{folder}/ca.crt", token_file=f"{folder}/token")
+
+
+def _is_word(token: str) -> bool:
+    return len(token) <= bearer_token.LARGEST and bool(re.match(r"[!-~]+\Z", token))
 
 
 def _is_https(url: Any) -> bool:
@@ -415,6 +421,22 @@ class KubeClient:
         """Whether Kubernetes has a node of that name."""
         return bool(self._get("node", f"/api/v1/nodes/{quote(name, '')}", {}, ("nodes", name)))
 
+    def new_token(self, namespace: str, account: str, seconds: int) -> str:
+        """A new token of a service account. The server may grant fewer seconds than asked for."""
+        path = (
+            f"/api/v1/namespaces/{quote(namespace, '')}/serviceaccounts/{quote(account, '')}/token"
+        )
+        wanted = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": seconds},
+        }
+        status = self._get("token", path, {}, body=wanted).get("status")
+        token = status.get("token") if isinstance(status, dict) else None
+        if not isinstance(token, str) or not _is_word(token):
+            raise _not_understood("it has no token")
+        return token
+
     @contextmanager
     def watch(self, selector: Selector, version: str) -> Iterator[Iterator[Change]]:
         """The changes since a version. They end when the server ends them, or is silent for long;
@@ -465,13 +487,15 @@ class KubeClient:
         path: str,
         query: Mapping[str, str],
         missing: Optional[tuple[str, str]] = None,
+        body: Optional[Mapping[str, Any]] = None,
     ) -> dict[str, Any]:
-        """An object; {} if it is one that may be `missing`, and is."""
+        """An object; {} if it is one that may be `missing`, and is. With a body it is posted."""
         with self._timed(operation), ExitStack() as stack:
             exchange = stack.enter_context(self._exchanges.begin(self._timeout))
-            _unused, answer = self._ask(stack, exchange, path, query)
-            if answer.status != 200:
-                refusal = self._refusal(answer, f"GET {path}", missing)
+            _unused, answer = self._ask(stack, exchange, path, query, body)
+            if answer.status not in (200, 201):
+                asked = f"{'GET' if body is None else 'POST'} {path}"
+                refusal = self._refusal(answer, asked, missing)
                 if refusal.kind == MISSING:
                     return {}
                 raise refusal
@@ -486,10 +510,17 @@ class KubeClient:
             return _object(content)
 
     def _ask(
-        self, stack: ExitStack, exchange: Exchange, path: str, query: Mapping[str, str]
+        self,
+        stack: ExitStack,
+        exchange: Exchange,
+        path: str,
+        query: Mapping[str, str],
+        body: Optional[Mapping[str, Any]] = None,
     ) -> tuple[Connection, http.client.HTTPResponse]:
         access = self._source()
         headers = {"Accept": "application/json", "User-Agent": "headcni-daemon"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         if token := access.bearer():
             headers["Authorization"] = f"Bearer {token}"
         parts = urlsplit(access.server)
@@ -508,7 +539,10 @@ class KubeClient:
         stack.callback(connection.close)
         target = parts.path + path + (f"?{urlencode(query)}" if query else "")
         try:
-            connection.request("GET", target, headers=headers)
+            if body is None:
+                connection.request("GET", target, headers=headers)
+            else:
+                connection.request("POST", target, json.dumps(body).encode(), headers)
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as problem:
             raise self._no_answer(exchange, problem, access.server) from None
@@ -533,6 +567,15 @@ class KubeClient:
         said = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
         return KubeError(NO_ANSWER, f"{name} cannot be reached", str(said))
 
+    def _unaccepted(self) -> str:
+        token = None
+        with suppress(KubeError):
+            token = bearer_token.read(self._source().bearer())
+        if token is not None and token.has_expired(time.time()):
+            when = bearer_token.date(token.expires)
+            return f"its token expired on {when}: run site.yml for this node to get a new one"
+        return "its credentials are not accepted; if site.yml has made them, run it again"
+
     def _refusal(
         self,
         answer: http.client.HTTPResponse,
@@ -545,11 +588,7 @@ class KubeClient:
         genuine = found.get("kind") == "Status"
         said = f"{_quoted(str(found.get('message') or answer.reason or ''))} (HTTP {status})"
         if status in (401, 403):
-            hint = (
-                "its credentials are not accepted"
-                if status == 401
-                else "it needs list, watch and get on pods, and get on nodes"
-            )
+            hint = self._unaccepted() if status == 401 else _lacks(asked)
             return KubeError(DENIED, f"the API server refused {asked}", f"{said}; {hint}")
         if genuine and status == 410:
             return KubeError(GONE, "the watch is too old to go on from", said)
@@ -561,6 +600,12 @@ class KubeClient:
             said,
             _retry_after(answer.getheader("Retry-After") or ""),
         )
+
+
+def _lacks(asked: str) -> str:
+    if asked.startswith("POST "):
+        return "it needs create on serviceaccounts/token of its own account: run site.yml"
+    return "it needs list, watch and get on pods, and get on nodes"
 
 
 def _names(status: Mapping[str, Any], kind: str, name: str) -> bool:

@@ -47,6 +47,8 @@ from .server import CniServer, Served
 from .tailscale import STATE_FILE, LocalApi, NodePrefs
 
 if TYPE_CHECKING:
+    from .kube import Source
+    from .kube_token import TokenKeeper
     from .namespace import MeshNamespace
     from .pods import PassReport, PodWatcher
 
@@ -168,6 +170,7 @@ class Daemon:
         self.routes: Optional[RouteManager] = None
         self.keeper: Optional[RouteKeeper] = None
         self.pods: Optional[PodWatcher] = None
+        self.token: Optional[TokenKeeper] = None
         self.firewalls = Firewalls(
             lambda: self.store,
             self._pod_traffic,
@@ -211,7 +214,7 @@ class Daemon:
         self._wake.set()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
-        for part in (self.pods, self.keeper, self.routes, self.firewalls):
+        for part in (self.token, self.pods, self.keeper, self.routes, self.firewalls):
             if part is not None:
                 part.stop()
         if self.monitor is not None:
@@ -275,14 +278,22 @@ class Daemon:
                 for one in self.firewalls.found
             ],
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
-            "warnings": [warning._asdict() for warning in self.conditions.report.warnings],
+            "warnings": [warning._asdict() for warning in self._warnings()],
+            "kubernetes_token_expires": self.token.expires if self.token is not None else 0.0,
             "attachments": sum(self.store.attachment_counts().values()),
             "calls": self.server.calls,
             "monitor": self.monitor.where if self.monitor is not None else "",
         }
 
+    def _warnings(self) -> list[claims.Alarm]:
+        found = list(self.conditions.report.warnings)
+        if self.token is not None and (said := self.token.trouble()):
+            found.append(claims.Alarm("kubernetes-token", "", (), said))
+        return found
+
     def is_healthy(self) -> bool:
-        parts = (self.server, self._upkeep, self.routes, self.keeper, self.pods, self.firewalls)
+        watchers = (self.pods, self.token, self.firewalls)
+        parts = (self.server, self._upkeep, self.routes, self.keeper, *watchers)
         return all(part.is_alive() for part in parts if part is not None)
 
     def _called(self, served: Served) -> None:
@@ -342,6 +353,25 @@ class Daemon:
         self.conditions.fixed["pods"] = self.pods.held_back
         self._measure_pods(self.pods)
         self.pods.start()
+        if wanted.kubeconfig:  # kubelet renews the token of a pod
+            self._start_token(Source(wanted.kubeconfig))
+
+    def _start_token(self, source: Source) -> None:
+        from .kube import KubeClient
+        from .kube_token import TokenKeeper
+
+        self.token = TokenKeeper(
+            KubeClient(source, timed=self.metrics.kubernetes),
+            source,
+            self.config.daemon.token_lifetime,
+            on_failure=lambda: self.metrics.failed("kubernetes-token"),
+        )
+        self.metrics.gauge(
+            "kubernetes_token_expiry_timestamp_seconds",
+            "When the token for Kubernetes expires; 0 if the daemon has none to renew.",
+            lambda token=self.token: token.expires,  # type: ignore[misc]
+        )
+        self.token.start()
 
     def _measure_pods(self, pods: PodWatcher) -> None:
         self.metrics.gauge("pods", "Pods of this node.", lambda: float(pods.stats.pods))

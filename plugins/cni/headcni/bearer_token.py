@@ -1,0 +1,1 @@
+../../module_utils/bearer_token.py
