@@ -33,6 +33,9 @@ from ..podcidr import (
     parse_sizes,
     resolve,
 )
+from ..tailnet_access import ALL as WHOLE_TAILNET
+from ..tailnet_access import MOST_ENTRIES, MOST_NAMESPACES, NAMESPACE, WrongAccess
+from ..tailnet_access import parse as parse_access
 
 PATH = "/etc/headcni/config.yaml"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
@@ -219,6 +222,64 @@ def _tags() -> Kind:
     return Kind(read, {"anyOf": [one, several]})
 
 
+class Accesses(Tuple[Tuple[str, str], ...]):
+    """What namespaces may reach of the tailnet: a mapping that cannot be changed."""
+
+
+_ONE_ACCESS = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MOST_ENTRIES,
+        },
+    ]
+}
+
+
+def _access() -> Kind:
+    """all, pods, or a list of addresses and ports."""
+
+    def read(value: Any) -> str:
+        try:
+            return parse_access(value)
+        except WrongAccess as wrong:
+            if isinstance(value, list) and wrong.at >= 0:
+                items = [(f"[{wrong.at}]", value[wrong.at], str(wrong))]
+                raise _Wrong(items=items) from None
+            raise _Wrong(str(wrong)) from None
+
+    return Kind(read, _ONE_ACCESS)
+
+
+def _accesses() -> Kind:
+    """The same for each namespace."""
+    most, one = MOST_NAMESPACES, _access()
+
+    def read(value: Any) -> Accesses:
+        if not isinstance(value, Mapping):
+            raise _Wrong("namespaces, each with all, pods or a list")
+        if len(value) > most:
+            raise _Wrong(f"at most {most} namespaces")
+        good, bad = {}, []
+        for name, access in value.items():
+            if not isinstance(name, str) or not re.match(f"{NAMESPACE}\\Z", name):
+                bad.append((f".{name}", name, "the name of a namespace"))
+                continue
+            try:
+                good[name] = one.read(access)
+            except _Wrong as wrong:
+                items = wrong.items or (("", access, str(wrong)),)
+                bad += [(f".{name}{at}", found, expected) for at, found, expected in items]
+        if bad:
+            raise _Wrong(items=bad)
+        return Accesses(sorted(good.items()))
+
+    schema = {"type": "object", "additionalProperties": _ONE_ACCESS, "maxProperties": most}
+    return Kind(read, schema)
+
+
 def _key(default: Any, kind: Kind, about: str, *, name: str = "", live: bool = False) -> Any:
     """A key; ``live`` says that SIGHUP changes it. Its name is the field's in camelCase."""
     return field(  # pylint: disable=invalid-field-call
@@ -373,6 +434,19 @@ class NetworkSection:
         _flag(),
         "whether networks in the node's main routing table are reached directly although a peer "
         "advertises them in the tailnet (host mode)",
+    )
+    tailnet_access: str = _key(
+        WHOLE_TAILNET,
+        _access(),
+        "what pods may reach of the tailnet, where they have the node's address and so its rights: "
+        "all; pods: only pods of the mesh; or a list of addresses and ports beside those",
+        live=True,
+    )
+    tailnet_access_namespaces: Tuple[Tuple[str, str], ...] = _key(
+        Accesses(),
+        _accesses(),
+        "the same for pods of these namespaces, over their annotation headcni.dev/tailnet-access",
+        live=True,
     )
 
 
@@ -783,6 +857,8 @@ def _schema_of(of: Any) -> Dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """As the file would have it."""
+    if isinstance(value, Accesses):
+        return dict(value)
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if isinstance(value, float) and value.is_integer():

@@ -44,9 +44,11 @@ from .monitor import Monitor, Reason, ask
 from .pod_traffic import cluster_cidrs
 from .routes import Mesh, Report, RouteManager
 from .server import CniServer, Served
+from .tailnet import TailnetAccess
 from .tailscale import STATE_FILE, LocalApi, NodePrefs
 
 if TYPE_CHECKING:
+    from .annotations import AnnotationWatcher
     from .namespace import MeshNamespace
     from .pods import PassReport, PodWatcher
 
@@ -168,6 +170,10 @@ class Daemon:
         self.routes: Optional[RouteManager] = None
         self.keeper: Optional[RouteKeeper] = None
         self.pods: Optional[PodWatcher] = None
+        self.annotations: Optional[AnnotationWatcher] = None
+        self.tailnet = TailnetAccess(
+            lambda: self.store, lambda: self.config, self._knows_an_api_server()
+        )
         self.firewalls = Firewalls(
             lambda: self.store,
             self._pod_traffic,
@@ -175,6 +181,7 @@ class Daemon:
             config.daemon.reconcile_interval,
             self._firewalls_passed,
             TailscaleRules(self.api) if config.tailscale.mode == "host" else None,
+            self.tailnet.ensure,
         )
         self.conditions.fixed["firewall"] = self.firewalls.held_back
         self.monitor: Optional[Monitor] = None
@@ -197,6 +204,7 @@ class Daemon:
     def start(self) -> None:
         """Pods first: they can come as soon as the socket is there."""
         self.server.start()
+        self._limit_pods()
         self.control.start()
         self._measure()
         self._start_monitor()
@@ -211,7 +219,7 @@ class Daemon:
         self._wake.set()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
-        for part in (self.pods, self.keeper, self.routes, self.firewalls):
+        for part in (self.pods, self.annotations, self.keeper, self.routes, self.firewalls):
             if part is not None:
                 part.stop()
         if self.monitor is not None:
@@ -234,6 +242,7 @@ class Daemon:
             log.info("changed", key=str(change))
         for change in differing.needs_restart:
             log.warn("unchanged until the daemon is restarted", key=str(change))
+        self._limit_pods()
         if self.config.daemon.reconcile_interval != before.daemon.reconcile_interval:
             self._set_pace()
         if self.config.ipam.gc_interval != before.ipam.gc_interval:
@@ -274,6 +283,7 @@ class Daemon:
                 {"name": one.name, "ok": not one.problem, "summary": one.in_words()}
                 for one in self.firewalls.found
             ],
+            "tailnet_access": self.tailnet.status(),
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
             "warnings": [warning._asdict() for warning in self.conditions.report.warnings],
             "attachments": sum(self.store.attachment_counts().values()),
@@ -282,7 +292,10 @@ class Daemon:
         }
 
     def is_healthy(self) -> bool:
-        parts = (self.server, self._upkeep, self.routes, self.keeper, self.pods, self.firewalls)
+        parts = (
+            *(self.server, self._upkeep, self.routes, self.keeper),
+            *(self.pods, self.annotations, self.firewalls),
+        )
         return all(part.is_alive() for part in parts if part is not None)
 
     def _called(self, served: Served) -> None:
@@ -321,16 +334,31 @@ class Daemon:
         self.conditions.fixed["headscale"] = self.keeper.held_back
         self.keeper.start()
 
+    def _limit_pods(self) -> None:
+        """Right away; if this fails, the next pass over the firewalls tries again."""
+        try:
+            if self.tailnet.ensure():
+                log.info("pods may reach of the tailnet", **self.tailnet.status())
+        except (CniError, OSError) as problem:
+            log.error("what pods may reach of the tailnet is as before", problem=problem)
+
+    def _knows_an_api_server(self) -> bool:
+        return bool(self.config.daemon.kubeconfig) or "KUBERNETES_SERVICE_HOST" in os.environ
+
     def _start_pods(self) -> None:
-        """Where there is an API server to ask, this node's pods are watched."""
+        """Where there is an API server to ask, this node's pods are watched, and namespaces."""
         wanted = self.config.daemon
-        if not wanted.kubeconfig and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        if not self._knows_an_api_server():
             return
+        from .annotations import AnnotationWatcher
         from .kube import KubeClient, Source  # TLS, which a node without Kubernetes has no use for
         from .pods import PodWatcher
 
+        source, timed = Source(wanted.kubeconfig), self.metrics.kubernetes
+        self.annotations = AnnotationWatcher(KubeClient(source, timed=timed), self._annotated)
+        self.annotations.start()
         self.pods = PodWatcher(
-            KubeClient(Source(wanted.kubeconfig), timed=self.metrics.kubernetes),
+            KubeClient(source, timed=timed),
             lambda: self.store,
             configuration.node_name(self.config),
             wanted.pod_selector,
@@ -342,6 +370,12 @@ class Daemon:
         self.conditions.fixed["pods"] = self.pods.held_back
         self._measure_pods(self.pods)
         self.pods.start()
+
+    def _annotated(self, found: Mapping[str, str]) -> None:
+        try:
+            self.tailnet.annotated(found)
+        except (CniError, OSError) as problem:
+            log.error("what pods may reach of the tailnet is as before", problem=problem)
 
     def _measure_pods(self, pods: PodWatcher) -> None:
         self.metrics.gauge("pods", "Pods of this node.", lambda: float(pods.stats.pods))
