@@ -313,3 +313,10 @@ def test_a_lost_store_opens_nothing(node, conf, host_tailnet):
     assert reached(pod, *BOTH) == set()
     assert limit(node, "100.64.0.7:80") is True  # the daemon says it again
     assert reached(pod, *BOTH) == {BOTH[0]}
+
+
+def test_an_annotation_of_the_pod_itself_widens_nothing(node, conf, host_tailnet):
+    limit(node, "pods")
+    notes = {"io.kubernetes.cri.pod-annotations": {"headcni.dev/tailnet-access": "all"}}
+    pod = added(node, {**conf, "runtimeConfig": notes}, **SHOP)
+    assert reached(pod, *BOTH) == set()

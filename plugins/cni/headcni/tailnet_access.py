@@ -14,7 +14,7 @@ from functools import lru_cache
 from ipaddress import ip_network
 from typing import NamedTuple, Tuple
 
-from .model import Network
+from .model import Address, Network
 from .modes import LINKS
 
 ALL, PODS = "all", "pods"
@@ -123,6 +123,17 @@ def parse(value: object) -> str:
 def destinations(access: str) -> Tuple[Destination, ...]:
     """Those of a list; none for `all` and `pods`."""
     return () if access in (ALL, PODS) else tuple(map(destination, access.split(",")))
+
+
+def allows(access: str, address: Address, port: int, protocol: str) -> bool:
+    """Whether it opens a port of an address that is of the tailnet."""
+    return access == ALL or any(
+        one.network.version == address.version
+        and address in one.network
+        and (not one.first or one.first <= port <= one.last)
+        and one.protocol in ("", protocol)
+        for one in destinations(access)
+    )
 
 
 class Policy(NamedTuple):

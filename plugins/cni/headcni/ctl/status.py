@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Dict
+from collections.abc import Mapping
+from typing import Any, Dict, List, Optional
 
 from ..daemon.control import asked
 from ..daemon.main import control_path
 from ..errors import CniError
+from ..tailnet_access import ALL
 from . import node
 from .main import NO, OK, CannotTell, show
+
+MOST_NAMESPACES = 20  # shown in words
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +33,19 @@ def run(args: argparse.Namespace) -> int:
     return OK if status["ready"] else NO
 
 
+def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
+    """What pods reach of it. A daemon of an earlier release, still running, knows of no limits."""
+    if access is None:
+        return []
+    note = " (pods have the node's rights)" if access["node"] == ALL else ""
+    lines = [f"tailnet access: {access['node']}{note}"]
+    differing = sorted(access["namespaces"].items())
+    lines += [f"  namespace {name}: {one}" for name, one in differing[:MOST_NAMESPACES]]
+    if len(differing) > MOST_NAMESPACES:
+        lines.append(f"  and {len(differing) - MOST_NAMESPACES} more namespaces: see --json")
+    return lines
+
+
 def _in_words(status: Dict[str, Any]) -> str:
     hours, rest = divmod(int(time.time() - status["since"]), 3600)
     lines = [
@@ -39,6 +56,7 @@ def _in_words(status: Dict[str, Any]) -> str:
         f"pods of this node: {', '.join(status['pod_cidrs'])}",
         f"pods of the cluster: {', '.join(status['cluster_cidrs'])}",
     ]
+    lines += _tailnet(status.get("tailnet_access"))
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar
 
 from ..call import is_interface_name
@@ -34,7 +34,14 @@ from ..podcidr import (
     resolve,
 )
 from ..tailnet_access import ALL as WHOLE_TAILNET
-from ..tailnet_access import MOST_ENTRIES, MOST_NAMESPACES, NAMESPACE, WrongAccess
+from ..tailnet_access import (
+    MOST_ENTRIES,
+    MOST_NAMESPACES,
+    NAMESPACE,
+    RANGES,
+    WrongAccess,
+    allows,
+)
 from ..tailnet_access import parse as parse_access
 
 PATH = "/etc/headcni/config.yaml"
@@ -265,13 +272,13 @@ def _accesses() -> Kind:
         good, bad = {}, []
         for name, access in value.items():
             if not isinstance(name, str) or not re.match(f"{NAMESPACE}\\Z", name):
-                bad.append((f".{name}", name, "the name of a namespace"))
+                bad.append((f"[{name}]", name, "the name of a namespace"))
                 continue
             try:
                 good[name] = one.read(access)
             except _Wrong as wrong:
                 items = wrong.items or (("", access, str(wrong)),)
-                bad += [(f".{name}{at}", found, expected) for at, found, expected in items]
+                bad += [(f"[{name}]{at}", found, expected) for at, found, expected in items]
         if bad:
             raise _Wrong(items=bad)
         return Accesses(sorted(good.items()))
@@ -798,6 +805,19 @@ def _check_together(config: DaemonConfig, found: List[Problem]) -> None:
     if magic.enabled and not said and not any(p.path.startswith("dns.magicDNS") for p in found):
         expected = "baseDomain, nameservers or searchDomains beside it"
         found.append(Problem("dns.magicDNS.enabled", True, expected))
+    _check_resolvers(config, found)
+
+
+def _check_resolvers(config: DaemonConfig, found: List[Problem]) -> None:
+    """Pods that may not ask their own nameservers would look as if DNS were broken."""
+    access, magic = config.network.tailnet_access, config.dns.magic_dns
+    for text in magic.nameservers if magic.enabled else ():
+        address = ip_address(text)
+        tailnet = ip_network(RANGES[address.version])
+        if address in tailnet and not all(allows(access, address, 53, p) for p in ("udp", "tcp")):
+            entry = f"[{text}]:53" if address.version == 6 else f"{text}:53"
+            expected = f"a list with {entry}, as pods resolve by it (dns.magicDNS.nameservers)"
+            found.append(Problem("network.tailnetAccess", access, expected))
 
 
 def _fields(of: Any) -> Tuple[Field[Any], ...]:

@@ -56,6 +56,7 @@ log = logs.Log("daemon")
 
 GRACE_SECONDS = 60.0  # before a network without a namespace is taken to be leaked
 PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
+MOST_MISTAKES = 20  # of annotations, in the status
 _TOLD = {"ADD": ADDED, "DEL": DELETED}
 
 
@@ -285,11 +286,21 @@ class Daemon:
             ],
             "tailnet_access": self.tailnet.status(),
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
-            "warnings": [warning._asdict() for warning in self.conditions.report.warnings],
+            "warnings": [
+                *(warning._asdict() for warning in self.conditions.report.warnings),
+                *({"kind": "tailnet-access", "message": one} for one in self._doubtful_limits()),
+            ],
             "attachments": sum(self.store.attachment_counts().values()),
             "calls": self.server.calls,
             "monitor": self.monitor.where if self.monitor is not None else "",
         }
+
+    def _doubtful_limits(self) -> Iterator[str]:
+        """Why what a namespace may reach of the tailnet may not be what its annotation says."""
+        for name, mistake in list(self.tailnet.mistakes.items())[:MOST_MISTAKES]:
+            yield f"namespace {name}: {mistake}"
+        if self.annotations is not None and self.annotations.problem:
+            yield f"annotations of namespaces cannot be watched: {self.annotations.problem}"
 
     def is_healthy(self) -> bool:
         parts = (

@@ -74,4 +74,4 @@ class TailnetAccess:
         """For headcnictl; only namespaces that differ."""
         now = self.policy()
         differing = {name: access for name, access in now.namespaces if access != now.node}
-        return {"node": now.node, "namespaces": differing, "mistakes": self.mistakes}
+        return {"node": now.node, "namespaces": differing}
