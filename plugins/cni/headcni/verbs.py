@@ -328,7 +328,7 @@ def _delete_unrecorded(
     owner, failures = owner_of(network, call), list[CniError]()
     known = last_known(network.data_dir, owner)
     served = _as_added(network, known.attachment, call)
-    addresses = {*known.addresses, *_previous_addresses(network)}
+    addresses = {*known.addresses, *addresses_of(network.prev_result or {})}
     name = link.host_name(owner)
     with Netlink() as kernel:
         with suppress(CniError):
@@ -360,10 +360,13 @@ def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
     yield from seen.given(links, kernel).get(name, ())
 
 
-def _previous_addresses(network: NetworkConfig) -> Iterator[Address]:
-    for ip in (network.prev_result or {}).get("ips") or ():
+def addresses_of(made: Mapping[str, Any]) -> list[Address]:
+    """Those of a result, as far as they can be read."""
+    found = []
+    for ip in made.get("ips") or ():
         with suppress(ValueError, KeyError, TypeError):
-            yield ip_interface(ip["address"]).ip
+            found.append(ip_interface(ip["address"]).ip)
+    return found
 
 
 def _give_back(node: Node, network: NetworkConfig, owner: Owner) -> None:
@@ -387,11 +390,6 @@ def _dismiss(node: Node, host: str, known: Optional[Attachment]) -> None:
     _unguard(host, known)
     if known is not None:
         firewall.forget_limits(node.store, addresses_of(known.result))
-
-
-def addresses_of(made: Mapping[str, Any]) -> list[Address]:
-    """A result's addresses."""
-    return [ip_interface(ip["address"]).ip for ip in made.get("ips", ())]
 
 
 def _unguard(host: str, known: Optional[Attachment]) -> None:

@@ -8,9 +8,11 @@ import pytest
 from kube_server import KubeServer
 from patience import until
 
+from headcni.ctl.status import _in_words as in_words
 from headcni.daemon import config
 from headcni.daemon.annotations import AnnotationWatcher
 from headcni.daemon.kube import KubeClient, Source
+from headcni.daemon.main import Daemon
 from headcni.daemon.tailnet import TailnetAccess
 from headcni.datapath import tailnet as rules
 from headcni.store import Store
@@ -50,7 +52,10 @@ def test_the_configuration_comes_before_the_annotation_and_that_before_the_node(
     assert access.status() == {
         "node": "pods",
         "namespaces": {"annotated": "100.64.0.7:443,100.64.0.8"},
+        "more": 0,
     }
+    access.annotated({f"n{number}": "all" for number in range(60)})
+    assert access.status()["more"] == 10
 
 
 def test_by_default_nothing_is_kept(store):
@@ -208,3 +213,28 @@ def test_a_mistake_in_the_configuration_is_named_with_value_and_fix(section, pat
     assert found[0].path.endswith(path) and found[0].value == value
     assert expected in found[0].expected
     assert made.network.tailnet_access == ALL
+
+
+def status_in_words(tmp_path, section: dict, annotations: dict[str, str]) -> list[str]:
+    place = {"socket": f"{tmp_path}/cni.sock", "dataDir": f"{tmp_path}/data"}
+    whole = {"daemon": place, "network": {"podCIDR": {"nodeLocal": "10.9.1.0/24"}, **section}}
+    made, problems = config.parse(json.dumps(whole).encode())
+    assert problems == []
+    (tmp_path / "data").mkdir()
+    daemon = Daemon(made, str(tmp_path / "config.yaml"))
+    daemon.store.recovered()
+    daemon.tailnet.annotated(annotations)
+    return in_words(daemon.status()).splitlines()
+
+
+def test_the_status_shows_the_node_and_the_namespaces_that_differ(tmp_path):
+    section = {"tailnetAccess": "pods", "tailnetAccessNamespaces": {"bank": "100.64.0.7:443"}}
+    lines = status_in_words(tmp_path, section, {"shop": "nonsense", "lab": "all"})
+    at = lines.index("tailnet access: pods")
+    assert lines[at + 1 : at + 3] == ["  namespace bank: 100.64.0.7:443", "  namespace lab: all"]
+    assert lines[-1].startswith("WARNING: namespace shop: headcni.dev/tailnet-access is 'nonsense'")
+
+
+def test_the_status_says_what_the_default_means(tmp_path):
+    lines = status_in_words(tmp_path, {}, {})
+    assert "tailnet access: all (pods have the node's rights)" in lines

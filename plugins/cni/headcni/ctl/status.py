@@ -14,8 +14,6 @@ from ..tailnet_access import ALL
 from . import node
 from .main import NO, OK, CannotTell, show
 
-MOST_NAMESPACES = 20  # shown in words
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     node.with_config(parser)
@@ -39,11 +37,8 @@ def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
         return []
     note = " (pods have the node's rights)" if access["node"] == ALL else ""
     lines = [f"tailnet access: {access['node']}{note}"]
-    differing = sorted(access["namespaces"].items())
-    lines += [f"  namespace {name}: {one}" for name, one in differing[:MOST_NAMESPACES]]
-    if len(differing) > MOST_NAMESPACES:
-        lines.append(f"  and {len(differing) - MOST_NAMESPACES} more namespaces: see --json")
-    return lines
+    lines += [f"  namespace {name}: {one}" for name, one in sorted(access["namespaces"].items())]
+    return lines + ([f"  and {access['more']} more namespaces"] if access["more"] else [])
 
 
 def _in_words(status: Dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from .. import __version__, podcidr, repair, verbs
 from ..datapath import firewall, netns
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
-from ..errors import CniError
+from ..errors import CniError, shortened
 from ..exec import leave_sandbox
 from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
@@ -349,7 +349,9 @@ class Daemon:
         """Right away; if this fails, the next pass over the firewalls tries again."""
         try:
             if self.tailnet.ensure():
-                log.info("pods may reach of the tailnet", **self.tailnet.status())
+                now = self.tailnet.policy()
+                named = len(now.namespaces)
+                log.info("tailnet access", node=shortened(now.node, 200), namespaces=named)
         except (CniError, OSError) as problem:
             log.error("what pods may reach of the tailnet is as before", problem=problem)
 

@@ -20,7 +20,8 @@ from ..tailnet_access import ANNOTATION, PODS, Policy, WrongAccess, parse, polic
 from .config import DaemonConfig
 from .log import Log
 
-LONGEST_SHOWN = 80
+LONGEST_SHOWN = 80  # of an annotation with a mistake
+MOST_SHOWN, LONGEST_ACCESS = 50, 500  # in the status
 
 log = Log("tailnet")
 
@@ -71,7 +72,9 @@ class TailnetAccess:
             self.ensure()
 
     def status(self) -> dict[str, Any]:
-        """For headcnictl; only namespaces that differ."""
+        """For headcnictl: the node's, and that of namespaces which differ; of these no more than
+        somebody would read."""
         now = self.policy()
-        differing = {name: access for name, access in now.namespaces if access != now.node}
-        return {"node": now.node, "namespaces": differing}
+        differing = [one for one in now.namespaces if one[1] != now.node]
+        shown = {name: shortened(access, LONGEST_ACCESS) for name, access in differing[:MOST_SHOWN]}
+        return {"node": now.node, "namespaces": shown, "more": len(differing) - len(shown)}

@@ -238,10 +238,8 @@ def set_policy(store: Store, policy: Policy) -> bool:
 def adopt_policy(db: sqlite3.Connection) -> None:
     """After the store was lost: if the kernel limits pods, nobody remembers what they were allowed,
     so it is nothing until the daemon says it again."""
-    if (
-        any(chain == "tailnet" for chain, _unused in _live().rules)
-        and tailnet.policy_of(db).is_open
-    ):
+    limited = any(chain == "tailnet" for chain, _unused in _live().rules)
+    if limited and tailnet.policy_of(db).is_open:
         tailnet.record(db, Policy(PODS))
 
 
@@ -291,8 +289,8 @@ def _pod_ranges(needs: _Needs) -> tuple[Network, ...]:
 
 
 def _is_needed(db: sqlite3.Connection) -> bool:
-    """A node without networks needs no table."""
-    return bool(_needs(db)) or bool(_limited(db))
+    """A node without networks needs no table, unless its pods are limited."""
+    return bool(_needs(db)) or not tailnet.policy_of(db).is_open
 
 
 def _add_need(db: sqlite3.Connection, need: tuple[str, str]) -> None:
@@ -322,7 +320,7 @@ def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[
             unrecorded.add(network)
         elif ranges:
             live.add((network, json.dumps(ranges, sort_keys=True)))
-    kept = {row[0] for row in db.execute(f"SELECT DISTINCT network {_BEING_ADDED}")} | unrecorded
+    kept = _networks_at_work(db) | unrecorded
     theirs = {
         (network, text)
         for network, text in (_rows(db).items() - _rows_of(needs).items() if unrecorded else ())
@@ -330,6 +328,10 @@ def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[
     }
     unused = [need for need in have - live if need[0] not in kept]
     return unused, [*sorted(live - have), *sorted(theirs - have - live)]
+
+
+def _networks_at_work(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute(f"SELECT DISTINCT network {_BEING_ADDED}")}
 
 
 def _settle(db: sqlite3.Connection) -> bool:
@@ -368,9 +370,7 @@ def _rows_differ(db: sqlite3.Connection) -> bool:
 def _write_rows(db: sqlite3.Connection) -> None:
     """So that a node can be rolled back to a release that reads them."""
     networks = _by_network(_needs(db))
-    at_work = {
-        row[0] for row in db.execute(f"SELECT DISTINCT network {_BEING_ADDED}")
-    }  # perhaps by such a release
+    at_work = _networks_at_work(db)  # perhaps by such a release
     unused = [(network,) for network in _rows(db) if network not in {*networks, *at_work}]
     db.executemany("DELETE FROM firewall WHERE network = ?", unused)
     for network, ranges in networks.items():

@@ -76,9 +76,10 @@ def members(
 ) -> Members:
     """Who is in which set, of pods by their namespace; `ranges` are those that the table has."""
     found: dict[str, set[Address]] = {}
+    differing = dict(policy.namespaces)
     for namespace, address in () if policy.is_open else pods:
         in_range = any(address.version == one.version and address in one for one in ranges)
-        access = policy.of(namespace)
+        access = differing.get(namespace, policy.node)
         if access != policy.node or not (in_range or access == ALL):
             found.setdefault(_set_name(access, address.version), set()).add(address)
     return {name: tuple(sorted(those, key=int)) for name, those in found.items()}
