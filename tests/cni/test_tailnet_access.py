@@ -31,7 +31,10 @@ NODE, DEVICE, OTHER = "100.64.0.1", "100.64.0.7", "100.64.0.8"
 NODE6, DEVICE6 = "fd7a:115c:a1e0::1", "fd7a:115c:a1e0::7"
 MESH_POD, MESH_POD6 = "10.55.2.9", "fd55:0:0:2::9"
 ROUTED = "198.51.100.5"  # behind a device that is a subnet router
-SHOP, BANK = ({"args": f"K8S_POD_NAMESPACE={name};K8S_POD_NAME=web"} for name in ("shop", "bank"))
+SHOP, BANK = (
+    {"args": f"IgnoreUnknown=1;K8S_POD_NAMESPACE={name};K8S_POD_NAME=web"}
+    for name in ("shop", "bank")
+)
 
 
 def tailnet_behind(node, link: str) -> Namespace:
@@ -68,8 +71,15 @@ def tailnet(node, request):
     made = tailnet_behind(node, request.param)
     with ExitStack() as servers:
         for port in (80, 81):
-            servers.enter_context(made.serving(port))
             servers.enter_context(made.serving(port, address="::"))
+        yield made
+
+
+@pytest.fixture
+def host_tailnet(node):
+    """Where the mode makes no difference."""
+    made = tailnet_behind(node, "tailscale0")
+    with made.serving(80, address="::"), made.serving(81, address="::"):
         yield made
 
 
@@ -105,7 +115,7 @@ EVERYTHING = TAILNET | MESH
 def test_by_default_a_pod_has_the_nodes_place_in_the_tailnet(node, conf, tailnet):
     pod = added(node, conf)
     assert reached(pod, *EVERYTHING) == EVERYTHING
-    assert pod.asks(DEVICE, 80) == NODE
+    assert pod.asks(DEVICE, 80) == f"::ffff:{NODE}"
     assert pod.asks(DEVICE6, 80) == NODE6
     assert "tailnet" not in node.nft()
 
@@ -118,44 +128,36 @@ def test_with_pods_it_reaches_pods_of_the_mesh_and_nothing_else_of_the_tailnet(n
         assert pod.asks(node.OUTSIDE_IP, 80) == node.NODE_IP
 
 
-def test_a_list_opens_addresses_and_ports_beside_pods_of_the_mesh(node, conf, tailnet):
+def test_a_list_opens_addresses_and_ports_beside_pods_of_the_mesh(node, conf, host_tailnet):
     limit(node, [f"{DEVICE}:80", f"[{DEVICE6}]:80/tcp", "198.51.100.0/24"])
     pod = added(node, conf)
     opened = {f"{DEVICE}:80", f"[{DEVICE6}]:80", f"{ROUTED}:80"}
     assert reached(pod, *EVERYTHING) == MESH | opened
 
 
-def test_a_protocol_is_part_of_an_entry(node, conf, tailnet):
+def test_a_protocol_is_part_of_an_entry(node, conf, host_tailnet):
     limit(node, [f"{DEVICE}:80/udp", f"{DEVICE}:81"])
     pod = added(node, conf)
     assert reached(pod, f"{DEVICE}:80", f"{DEVICE}:81") == {f"{DEVICE}:81"}
-    with tailnet.serving(80, "udp"), tailnet.serving(81, "udp"):
+    with host_tailnet.serving(80, "udp"), host_tailnet.serving(81, "udp"):
         assert pod.asks(DEVICE, 80, "udp") == NODE
         assert pod.asks(DEVICE, 81, "udp") == NODE
     assert pod.asks(DEVICE, 82, "udp") == ""
 
 
-def test_a_namespace_is_limited_on_a_node_that_is_not(node, conf, tailnet):
+def test_a_namespace_is_limited_on_a_node_that_is_not(node, conf, host_tailnet):
     limit(node, "all", shop="pods")
     shop, bank = added(node, conf, **SHOP), added(node, conf, **BANK)
     assert reached(shop, *EVERYTHING) == MESH
     assert reached(bank, *EVERYTHING) == EVERYTHING
 
 
-def test_a_namespace_is_not_limited_on_a_node_that_is(node, conf, tailnet):
+def test_a_namespace_is_not_limited_on_a_node_that_is(node, conf, host_tailnet):
     limit(node, "pods", shop="all", bank=[f"{DEVICE}:80"])
     shop, bank, other = added(node, conf, **SHOP), added(node, conf, **BANK), added(node, conf)
     assert reached(shop, *EVERYTHING) == EVERYTHING
     assert reached(bank, *EVERYTHING) == MESH | {f"{DEVICE}:80"}
     assert reached(other, *EVERYTHING) == MESH
-
-
-@pytest.fixture
-def host_tailnet(node):
-    """Where the mode makes no difference."""
-    made = tailnet_behind(node, "tailscale0")
-    with made.serving(80), made.serving(80, address="::"):
-        yield made
 
 
 BOTH = (f"{DEVICE}:80", f"[{DEVICE6}]:80")
@@ -197,7 +199,7 @@ def test_who_calls_a_limited_pod_from_the_tailnet_is_answered(node, conf, host_t
     pod = node.pod()
     made = node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).ok
     own = [ip["address"].partition("/")[0] for ip in made["ips"]]
-    with pod.serving(80), pod.serving(80, address="::"):
+    with pod.serving(80, address="::"):
         assert host_tailnet.asks(own[0], 80)
         assert host_tailnet.asks(own[1], 80)
         assert host_tailnet.asks(NODE, 8080)
@@ -291,7 +293,6 @@ def test_pods_of_another_plugin_are_limited_too(node, host_tailnet):
         "type": "bridge",
         "bridge": "other0",
         "isGateway": True,
-        "isDefaultGateway": True,
         "ipMasq": True,
         "ipam": {"type": "host-local", "subnet": "10.77.1.0/24", "dataDir": str(node.tmp / "hl")},
     }

@@ -64,8 +64,8 @@ class TailnetAccess:
                 accesses[name] = PODS
                 shown = shortened(text, LONGEST_SHOWN)
                 mistakes[name] = f"{ANNOTATION} is {shown!r}: expected {wrong}; taken for pods"
-        for name in sorted(set(mistakes.items()) - set(self.mistakes.items())):
-            log.warn("a namespace has a mistake in its annotation", namespace=name[0], was=name[1])
+        for name, mistake in sorted(set(mistakes.items()) - set(self.mistakes.items())):
+            log.warn("a namespace has a mistake in its annotation", namespace=name, was=mistake)
         self.mistakes = mistakes
         if accesses != self._annotated:
             self._annotated = accesses

@@ -268,9 +268,7 @@ def forget_limits(store: Store, addresses: Sequence[Address]) -> None:
         store.atomically(work)
 
 
-def _limited(
-    db: sqlite3.Connection, deleted: Collection[Owner] = ()
-) -> dict[str, tuple[Address, ...]]:
+def _limited(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> tailnet.Members:
     policy = tailnet.policy_of(db)
     if policy.is_open:
         return {}
@@ -666,7 +664,7 @@ def _is_whole(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> bool:
 
 
 def _contents(
-    needs: _Needs, policy: Policy, ports: Iterable[Port], limited: Mapping[str, Sequence[Address]]
+    needs: _Needs, policy: Policy, ports: Iterable[Port], limited: tailnet.Members
 ) -> nft.Contents:
     """What the table should hold."""
     elements = {(name, key): value for port in ports for name, key, value in port.elements}
@@ -802,7 +800,7 @@ def _ruleset(
     needs: _Needs,
     policy: Policy,
     ports: Iterable[Port],
-    limited: Mapping[str, tuple[Address, ...]],
+    limited: tailnet.Members,
 ) -> str:
     sets = "".join(_sets(needs))
     if not policy.is_open:
