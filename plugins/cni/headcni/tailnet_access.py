@@ -137,7 +137,7 @@ def allows(access: str, address: Address, port: int, protocol: str) -> bool:
 
 
 class Policy(NamedTuple):
-    """Who may reach what: the node's own word, and that of namespaces."""
+    """Who may reach what: the node's value, and those of namespaces."""
 
     node: str = ALL
     namespaces: Tuple[Tuple[str, str], ...] = ()

@@ -1,6 +1,6 @@
 """What namespaces say by the annotation headcni.dev/tailnet-access, as the API server knows it.
 
-While the API server is away, what was last known goes on.
+While the API server is away, the last known values stay.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What pods of this node may reach of the tailnet: put together here, and kept in the store.
 
-The configuration has a word for the node, and for namespaces. A Kubernetes namespace may have an
-annotation. The configuration's word for a namespace comes first, then the annotation, then the
-node's. What a pod says of itself is not read. ADD finds the result in the store, with or without
-this daemon, so it goes for a pod before its ADD returns.
+The configuration has a value for the node, and for namespaces. A Kubernetes namespace may have an
+annotation. The configuration's value for a namespace comes first, then the annotation, then the
+node's value. Annotations of pods are not read. ADD finds the result in the store, with or without
+this daemon, so a limit applies to a pod before its ADD returns.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TailnetAccess:
     def __init__(
         self, store: Callable[[], Store], config: Callable[[], DaemonConfig], watched: bool
     ) -> None:
-        """`watched` says that somebody will tell what namespaces' annotations say. Until then, what
-        the store has goes on: a daemon that starts while the API server is away opens nothing."""
+        """`watched`: annotated() will be called with what annotations say. Until then the limits in
+        the store stay: a daemon that starts while the API server is away opens nothing."""
         self._store, self._config = store, config
         self._annotated: Optional[dict[str, str]] = None if watched else {}
         self._lock = threading.Lock()

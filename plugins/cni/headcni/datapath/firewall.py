@@ -221,8 +221,8 @@ def ensure(
 
 
 def set_policy(store: Store, policy: Policy) -> bool:
-    """From now on this goes for all pods; whether it was another before. In the store first: an ADD
-    has its address before it asks what goes for it, so either it sees this or this sees the pod."""
+    """Apply this to all pods from now on; whether that was a change. In the store first: an ADD has
+    its address before it reads the policy, so either ADD sees this policy, or this sees the pod."""
     if store.read(tailnet.policy_of) == policy:
         return False
 

@@ -1,7 +1,7 @@
 """The part of the node's nft table that limits what pods reach of the tailnet.
 
 It is there only while somebody is limited. A pod is known by its address, which anti-spoofing keeps
-honest. The node's own word goes for all ranges of pods. Pods of namespaces that differ, and those
+honest. The node's value applies to all ranges of pods. Pods of namespaces that differ, and those
 whose network has no range in the table, are elements of the set of what they may reach.
 """
 
@@ -54,7 +54,7 @@ def set_names(policy: Policy) -> list[str]:
 
 
 def _with_sets(policy: Policy) -> list[str]:
-    """The node's own comes last: its rules are those that go for all pods."""
+    """The node's value comes last: its rules apply to all pods."""
     found = [access for access in policy.accesses if access != policy.node]
     return found if policy.node == ALL else [*found, policy.node]
 
