@@ -13,20 +13,6 @@ from contextlib import ExitStack
 import pytest
 from cni_node import ECHO, REPAIR_FIREWALL, Namespace, mapped
 
-# What the daemon does with its configuration, when it starts and on SIGHUP.
-LIMIT = """
-import json, sys
-from headcni.daemon import config
-from headcni.daemon.tailnet import TailnetAccess
-from headcni.recover import recover
-from headcni.store import Store
-made, problems = config.parse(sys.argv[2].encode())
-assert not problems, problems
-with Store.in_directory(sys.argv[1]) as store:
-    if store.is_unverified():
-        recover(store)
-    print(json.dumps(TailnetAccess(lambda: store, lambda: made, False).ensure()))
-"""
 NODE, DEVICE, OTHER = "100.64.0.1", "100.64.0.7", "100.64.0.8"
 NODE6, DEVICE6 = "fd7a:115c:a1e0::1", "fd7a:115c:a1e0::7"
 MESH_POD, MESH_POD6 = "10.55.2.9", "fd55:0:0:2::9"
@@ -58,11 +44,6 @@ def tailnet_behind(node, link: str) -> Namespace:
     made.ip(f"-6 route add {NODE6} dev {link}")
     made.ip(f"-6 route add fd55:0:0:1::/64 via {NODE6} dev {link} onlink")
     return made
-
-
-def limit(node, access: object = "all", **namespaces: object) -> bool:
-    section = {"tailnetAccess": access, "tailnetAccessNamespaces": namespaces}
-    return bool(node.runs(LIMIT, json.dumps({"network": section})))
 
 
 @pytest.fixture(params=["tailscale0", "headcni01"])
@@ -121,7 +102,7 @@ def test_by_default_a_pod_has_the_nodes_place_in_the_tailnet(node, conf, tailnet
 
 
 def test_with_pods_it_reaches_pods_of_the_mesh_and_nothing_else_of_the_tailnet(node, conf, tailnet):
-    limit(node, "pods")
+    node.limit("pods")
     pod = added(node, conf)
     assert reached(pod, *EVERYTHING) == MESH
     with node.outside.serving(80):
@@ -129,14 +110,14 @@ def test_with_pods_it_reaches_pods_of_the_mesh_and_nothing_else_of_the_tailnet(n
 
 
 def test_a_list_opens_addresses_and_ports_beside_pods_of_the_mesh(node, conf, host_tailnet):
-    limit(node, [f"{DEVICE}:80", f"[{DEVICE6}]:80/tcp", "198.51.100.0/24"])
+    node.limit([f"{DEVICE}:80", f"[{DEVICE6}]:80/tcp", "198.51.100.0/24"])
     pod = added(node, conf)
     opened = {f"{DEVICE}:80", f"[{DEVICE6}]:80", f"{ROUTED}:80"}
     assert reached(pod, *EVERYTHING) == MESH | opened
 
 
 def test_a_protocol_is_part_of_an_entry(node, conf, host_tailnet):
-    limit(node, [f"{DEVICE}:80/udp", f"{DEVICE}:81"])
+    node.limit([f"{DEVICE}:80/udp", f"{DEVICE}:81"])
     pod = added(node, conf)
     assert reached(pod, f"{DEVICE}:80", f"{DEVICE}:81") == {f"{DEVICE}:81"}
     with host_tailnet.serving(80, "udp"), host_tailnet.serving(81, "udp"):
@@ -146,14 +127,14 @@ def test_a_protocol_is_part_of_an_entry(node, conf, host_tailnet):
 
 
 def test_a_namespace_is_limited_on_a_node_that_is_not(node, conf, host_tailnet):
-    limit(node, "all", shop="pods")
+    node.limit("all", shop="pods")
     shop, bank = added(node, conf, **SHOP), added(node, conf, **BANK)
     assert reached(shop, *EVERYTHING) == MESH
     assert reached(bank, *EVERYTHING) == EVERYTHING
 
 
 def test_a_namespace_is_not_limited_on_a_node_that_is(node, conf, host_tailnet):
-    limit(node, "pods", shop="all", bank=[f"{DEVICE}:80"])
+    node.limit("pods", shop="all", bank=[f"{DEVICE}:80"])
     shop, bank, other = added(node, conf, **SHOP), added(node, conf, **BANK), added(node, conf)
     assert reached(shop, *EVERYTHING) == EVERYTHING
     assert reached(bank, *EVERYTHING) == MESH | {f"{DEVICE}:80"}
@@ -183,19 +164,19 @@ def test_a_limit_that_is_set_goes_for_running_pods_and_ends_their_connections(
         with subprocess.Popen(in_pod, **pipes, stderr=subprocess.DEVNULL) as client:
             client.stdin.write("one\n")
             assert client.stdout.readline() == "one\n"
-            assert limit(node, "all", shop="pods") is True
+            assert node.limit("all", shop="pods") is True
             client.stdin.write("two\n")
             assert client.stdout.read().strip() == ""
         server.kill()
     assert reached(pod, *BOTH) == set()
-    assert limit(node, "all", shop="pods") is False
-    assert limit(node) is True
+    assert node.limit("all", shop="pods") is False
+    assert node.limit() is True
     assert reached(pod, *BOTH) == set(BOTH)
     assert "tailnet" not in node.nft()
 
 
 def test_who_calls_a_limited_pod_from_the_tailnet_is_answered(node, conf, host_tailnet):
-    limit(node, "pods")
+    node.limit("pods")
     pod = node.pod()
     made = node.add({**conf, **mapped((8080, 80, "tcp"))}, pod).ok
     own = [ip["address"].partition("/")[0] for ip in made["ips"]]
@@ -213,7 +194,7 @@ def elements(node) -> list[str]:
 
 
 def test_what_a_pod_was_limited_to_goes_with_it(node, conf, host_tailnet):
-    limit(node, "all", shop="pods")
+    node.limit("all", shop="pods")
     only = {
         "ranges": [[{"subnet": "10.55.1.0/24", "rangeStart": "10.55.1.9", "rangeEnd": "10.55.1.9"}]]
     }
@@ -229,7 +210,7 @@ def test_what_a_pod_was_limited_to_goes_with_it(node, conf, host_tailnet):
 
 def test_an_element_that_was_left_behind_does_not_go_for_the_next_pod(node, conf, host_tailnet):
     """A process that was killed may have left it."""
-    limit(node, "pods", shop="all")
+    node.limit("pods", shop="all")
     first = node.add(conf, **BANK).address
     following = str(first).replace(".2", ".3")
     node.netns.run("nft", f"add element inet headcni tailnet_all_4 {{ {following} }}")
@@ -249,7 +230,7 @@ def test_an_element_that_was_left_behind_does_not_go_for_the_next_pod(node, conf
     ],
 )
 def test_what_somebody_takes_away_is_noticed_and_put_back(node, conf, host_tailnet, change):
-    limit(node, "100.64.0.8:80", shop="pods")
+    node.limit("100.64.0.8:80", shop="pods")
     pod = node.pod()
     made = node.add(conf, pod, **SHOP).ok
     node.check(conf, pod, made, **SHOP).succeeds()
@@ -266,7 +247,7 @@ def test_what_somebody_takes_away_is_noticed_and_put_back(node, conf, host_tailn
 
 
 def test_an_add_after_a_flushed_ruleset_limits_all_pods_again(node, conf, host_tailnet):
-    limit(node, "all", shop="pods")
+    node.limit("all", shop="pods")
     before = added(node, conf, **SHOP)
     node.netns.run("nft", "flush ruleset")
     after = added(node, conf, **SHOP)
@@ -278,17 +259,17 @@ def test_a_network_that_is_not_masqueraded_is_limited_too(node, conf, host_tailn
     plain = {**conf, "ip_masq": False}
     running = added(node, plain)
     assert reached(running, *BOTH) == set(BOTH)
-    limit(node, "pods")
+    node.limit("pods")
     pod = added(node, plain)
     for one in (running, pod):
         assert reached(one, *BOTH) == set()
-    limit(node, "all", shop="pods")
+    node.limit("all", shop="pods")
     assert reached(added(node, plain, **SHOP), *BOTH) == set()
     assert reached(pod, *BOTH) == set(BOTH)
 
 
 def test_pods_of_another_plugin_are_limited_too(node, host_tailnet):
-    limit(node, "all", shop="pods")
+    node.limit("all", shop="pods")
     delegate = {
         "type": "bridge",
         "bridge": "other0",
@@ -305,19 +286,19 @@ def test_pods_of_another_plugin_are_limited_too(node, host_tailnet):
 
 
 def test_a_lost_store_opens_nothing(node, conf, host_tailnet):
-    limit(node, "100.64.0.7:80")
+    node.limit("100.64.0.7:80")
     pod = added(node, conf)
     assert reached(pod, BOTH[0]) == {BOTH[0]}
     for name in ("headcni.db", "headcni.db-wal", "headcni.db-shm"):
         (node.tmp / "data" / name).unlink(missing_ok=True)
     added(node, conf)
     assert reached(pod, *BOTH) == set()
-    assert limit(node, "100.64.0.7:80") is True  # the daemon says it again
+    assert node.limit("100.64.0.7:80") is True  # the daemon says it again
     assert reached(pod, *BOTH) == {BOTH[0]}
 
 
 def test_an_annotation_of_the_pod_itself_widens_nothing(node, conf, host_tailnet):
-    limit(node, "pods")
+    node.limit("pods")
     notes = {"io.kubernetes.cri.pod-annotations": {"headcni.dev/tailnet-access": "all"}}
     pod = added(node, {**conf, "runtimeConfig": notes}, **SHOP)
     assert reached(pod, *BOTH) == set()
