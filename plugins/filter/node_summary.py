@@ -10,6 +10,7 @@ version_added: 0.1.0
 description:
   - A line for each node, of what the roles have registered.
   - Then the warnings of preflight, each once with the nodes that it is about.
+  - Last, what defaults mean that somebody might not expect.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -35,7 +36,7 @@ _value:
   elements: str
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
@@ -43,6 +44,13 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 HEAD = ["node", "mode", "pod CIDR", "from", "runtime", "state"]
 NAMES_SHOWN = 3  # of the nodes that a warning is about; of more there is a number
 MOST_WARNINGS = 40
+RIGHTS = (
+    "pods have the node's rights in the tailnet; headcni_node_tailnet_access limits what they reach"
+)
+ANNOTATION = (
+    "the annotation headcni.dev/ip works in no namespace until "
+    "headcni_node_ip_annotation_namespaces names it"
+)
 
 
 def summary(
@@ -51,7 +59,7 @@ def summary(
     known = {host: hostvars.get(host, {}) for host in hosts}
     done = set(finished)
     rows = [_row(host, known[host], host in done) for host in hosts]
-    return [*table([HEAD, *rows]), *_warnings(known)]
+    return [*table([HEAD, *rows]), *_warnings(known), *_good_to_know(known, done)]
 
 
 def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -70,6 +78,25 @@ def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
         left = len(lines) - MOST_WARNINGS
         lines[MOST_WARNINGS:] = [f"- {left} more: see headcni_node_preflight.notes of each node"]
     return ["Warnings:", *lines] if lines else []
+
+
+def _good_to_know(known: Mapping[str, Mapping[str, Any]], done: Collection[str]) -> list[str]:
+    """Of the nodes whose daemon this run has looked after."""
+    ours = [host for host in known if host in done and known[host].get("_headcni_node_service")]
+    about = {
+        RIGHTS: [host for host in ours if _tailnet_access(known[host]) == "all"],
+        ANNOTATION: [
+            host for host in ours if not known[host].get("headcni_node_ip_annotation_namespaces")
+        ],
+    }
+    lines = [f"- {_nodes(hosts, len(known))}: {note}" for note, hosts in about.items() if hosts]
+    return ["Good to know:", *lines] if lines else []
+
+
+def _tailnet_access(variables: Mapping[str, Any]) -> Any:
+    network = (variables.get("headcni_node_extra_config") or {}).get("network") or {}
+    given = variables.get("headcni_node_tailnet_access", "all")
+    return network.get("tailnetAccess") or given
 
 
 def _notes(found: Mapping[str, Any] | None) -> Sequence[str]:

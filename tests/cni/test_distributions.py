@@ -35,6 +35,20 @@ def test_a_pod_is_added_checked_and_deleted(old_node, datapath):
     assert node.leftovers() == EMPTY
 
 
+def test_a_pod_that_is_limited_is_added_checked_and_deleted(old_node, datapath):
+    """The table is written and listed by the distribution's own libnftables."""
+    node, pod = old_node, old_node.pod()
+    node.limit(["100.64.0.7:443", "[fd7a:115c:a1e0::7]:53/udp", "100.64.1.0/24"], shop="pods")
+    node.netns.run("nft", "flush ruleset")
+    conf = node.dual(datapath=datapath)
+    shop = {"args": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"}
+    result = node.add(conf, pod, **shop).ok
+    node.check(conf, pod, result, **shop).succeeds()
+    assert "@tailnet_pods_4 goto tailnet_pods" in node.nft()
+    node.delete(conf, pod, **shop).succeeds()
+    assert node.leftovers() == EMPTY
+
+
 # Runs the rest with this library hidden, as on a node that does not have it.
 WITHOUT = """\
 for library in $(ldconfig -p | sed -n 's,.*libnftables.so.1 .*=> ,,p'); do

@@ -129,3 +129,33 @@ def test_a_pod_is_added_mended_and_deleted_by_the_daemon(cluster):
     until(lambda: "served" not in cluster.attachments(NODE))
     assert events(cluster, "served") == ["pod-added", "pod-repaired", "pod-deleted"]
     assert measured(cluster, "headcni_kubernetes_request_duration_seconds_count") >= 2
+
+
+def test_a_namespaces_annotation_limits_what_its_pods_reach_of_the_tailnet(cluster):
+    """The kubelet of the other node, by its tailnet address, is a server that every node has."""
+    cluster.run_pod("limited", NODE)
+    address = cluster.on("node1", "tailscale ip -4").strip()
+
+    def status() -> str:
+        return cluster.on(NODE, "headcnictl status", check=False)
+
+    def reaches() -> bool:
+        said = cluster.exec("limited", f"nc -z -w 3 {address} 10250 && echo yes", check=False)
+        return "yes" in said
+
+    assert "cannot be watched" not in status()
+    assert reaches()
+    cluster.kubectl("annotate", "namespace", "default", "headcni.dev/tailnet-access=pods")
+    try:
+        until(lambda: "namespace default: pods" in status())
+        assert not reaches()
+        cluster.on(NODE, "systemctl restart headcni-daemon")
+        assert not reaches()
+        opened = f"headcni.dev/tailnet-access={address}:10250"
+        cluster.kubectl("annotate", "--overwrite", "namespace", "default", opened)
+        until(reaches)
+    finally:
+        cluster.kubectl("annotate", "namespace", "default", "headcni.dev/tailnet-access-")
+    until(lambda: "namespace default" not in status())
+    assert reaches()
+    cluster.delete_pod("limited")

@@ -111,7 +111,9 @@ def test_the_account_may_look_and_no_more(cluster, account):
 
     assert all(may(verb, "pods", "-A") for verb in ("get", "list", "watch"))
     assert may("get", "nodes")
+    assert may("list", "namespaces") and may("watch", "namespaces")
     for words in (
+        ("patch", "namespaces"),
         ("delete", "pods"),
         ("patch", "nodes"),
         ("get", "secrets", "-A"),

@@ -43,6 +43,20 @@ with Store.in_directory(sys.argv[1]) as store:
     guard.repair(store)
     print(json.dumps([firewall.repair(store), firewall.repair(store)]))
 """
+# What the daemon does with its configuration, when it starts and on SIGHUP.
+LIMIT_TAILNET = """
+import json, sys
+from headcni.daemon import config
+from headcni.daemon.tailnet import TailnetAccess
+from headcni.recover import recover
+from headcni.store import Store
+made, problems = config.parse(sys.argv[2].encode())
+assert not problems, problems
+with Store.in_directory(sys.argv[1]) as store:
+    if store.is_unverified():
+        recover(store)
+    print(json.dumps(TailnetAccess(lambda: store, lambda: made, False).ensure()))
+"""
 _numbers = itertools.count()
 
 
@@ -367,6 +381,11 @@ class CniNode:
             env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{home}:{home}/vendor"},
         )
         return json.loads(done.stdout)
+
+    def limit(self, access: object = "all", **namespaces: object) -> bool:
+        """Limit what pods reach of the tailnet, as the daemon does; whether that was a change."""
+        section = {"tailnetAccess": access, "tailnetAccessNamespaces": namespaces}
+        return bool(self.runs(LIMIT_TAILNET, json.dumps({"network": section})))
 
     def nft(self) -> str:
         return sh(*self._on_it, "nft", "list", "ruleset").stdout

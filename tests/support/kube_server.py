@@ -1,5 +1,5 @@
 """An API server for the errors that a real one won't make on demand: pods by list, watch and get,
-over TLS, with streams that are cut, silent, too old or too large."""
+namespaces by list and watch, over TLS, with streams that are cut, silent, too old or too large."""
 
 from __future__ import annotations
 
@@ -150,6 +150,8 @@ class KubeServer:
         self.version = 100
         self.lock = threading.RLock()
         self.streams: set[queue.Queue[bytes | None]] = set()
+        self.namespaces: dict[str, dict[str, Any]] = {}
+        self.namespace_streams: set[queue.Queue[bytes | None]] = set()
         self.released = threading.Event()
         self._listen(0)
 
@@ -225,6 +227,27 @@ class KubeServer:
             made["metadata"]["resourceVersion"] = str(self.version)
             self._announce("DELETED", made)
 
+    def put_namespace(self, name: str, annotations: dict[str, str] | None) -> None:
+        """None for one that is gone."""
+        with self.lock:
+            self.version += 1
+            kind = "MODIFIED" if name in self.namespaces else "ADDED"
+            version = str(self.version)
+            made = {
+                "kind": "Namespace",
+                "metadata": {
+                    "name": name,
+                    "resourceVersion": version,
+                    "annotations": annotations or {},
+                },
+            }
+            self.namespaces[name] = made
+            if annotations is None:
+                kind = "DELETED"
+                del self.namespaces[name]
+            for stream in self.namespace_streams:
+                stream.put(json.dumps({"type": kind, "object": made}).encode() + b"\n")
+
     def bookmark(self) -> None:
         with self.lock:
             self.version += 1
@@ -240,7 +263,7 @@ class KubeServer:
     def cut(self) -> None:
         """End every stream where it is."""
         with self.lock:
-            for stream in self.streams:
+            for stream in (*self.streams, *self.namespace_streams):
                 stream.put(None)
 
     def _announce(self, kind: str, found: dict[str, Any]) -> None:
@@ -314,11 +337,17 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         words = parts.path.strip("/").split("/")
         if parts.path == "/api/v1/pods" and query.get("watch") == "true":
-            self._watch(query)
+            self._watch(query, self._matching(query), owner.streams)
         elif parts.path == "/api/v1/pods":
-            self._list(query)
+            self._list(query, "PodList", self._matching(query))
+        elif parts.path == "/api/v1/namespaces":
+            found = list(owner.namespaces.values())
+            if query.get("watch") == "true":
+                self._watch(query, found, owner.namespace_streams)
+            else:
+                self._list(query, "NamespaceList", found)
         elif words[:3] == ["api", "v1", "namespaces"] and words[4:] == ["pods"]:
-            self._list(query, words[3])
+            self._list(query, "PodList", self._matching(query, words[3]))
         elif words[:3] == ["api", "v1", "namespaces"] and words[4:5] == ["pods"]:
             self._get(words[3], words[5])
         elif words[:3] == ["api", "v1", "nodes"]:
@@ -338,16 +367,16 @@ class _Handler(BaseHTTPRequestHandler):
             and namespace in ("", one["metadata"]["namespace"])
         ]
 
-    def _list(self, query: dict[str, str], namespace: str = "") -> None:
+    def _list(self, query: dict[str, str], kind: str, found: list[dict[str, Any]]) -> None:
         owner = self.server.owner
         with owner.lock:
-            found, start = self._matching(query, namespace), int(query.get("continue", 0))
+            start = int(query.get("continue", 0))
             size = owner.page or int(query.get("limit", 500))
             meta = {"resourceVersion": str(owner.version)}
             if start + size < len(found):
                 meta["continue"] = str(start + size)
             answer = {
-                "kind": "PodList",
+                "kind": kind,
                 "apiVersion": "v1",
                 "metadata": meta,
                 "items": found[start : start + size],
@@ -369,21 +398,26 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._status(404, "NotFound", {"kind": "nodes", "name": name})
 
-    def _watch(self, query: dict[str, str]) -> None:
+    def _watch(
+        self,
+        query: dict[str, str],
+        found: list[dict[str, Any]],
+        streams: set[queue.Queue[bytes | None]],
+    ) -> None:
         owner, since = self.server.owner, int(query["resourceVersion"])
         if since < owner.oldest and not owner.gone_by_event:
             self._status(410, "Expired")
             return
         stream: queue.Queue[bytes | None] = queue.Queue()
         with owner.lock:
-            for one in self._matching(query):
+            for one in found:
                 if int(one["metadata"]["resourceVersion"]) > since:
                     event = {"type": "ADDED", "object": one}
                     stream.put(json.dumps(event).encode() + b"\n")
             if since < owner.oldest:
                 status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                 stream.put(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
-            owner.streams.add(stream)
+            streams.add(stream)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -397,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
         finally:
             with owner.lock:
-                owner.streams.discard(stream)
+                streams.discard(stream)
             self.close_connection = True
 
     def _status(self, code: int, reason: str, details: dict[str, str] | None = None) -> None:

@@ -45,7 +45,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
     station = guard.station_of_attachment(known)
     if station is not None:
         found += guard.differences(station)
-    if known.result.get("ips") and (network.ip_masq or network.port_mappings):
+    if known.result.get("ips") and firewall.concerns(node.store, network):
         found += firewall.differences(node.store, owner, shared=True)
     return found
 

@@ -108,6 +108,7 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         for pod in ours:
             needed = pod.attachment.state.get("ranges") if pod.attachment is not None else None
             firewall.adopt_ranges(db, pod.owner.network, ranges if needed is None else needed)
+        firewall.adopt_policy(db)
         db.execute("UPDATE network SET ranges = ''")  # free space is computed from allocations
         store.recovered()
         expected = network is None or any(pod.owner.network == network.name for pod in ours)

@@ -102,7 +102,7 @@ def differences(
             found += _pod(inside, attachment)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
-    if attachment.result.get("ips") and (network.ip_masq or network.port_mappings):
+    if attachment.result.get("ips") and firewall.concerns(node.store, network):
         found += firewall.differences(node.store, attachment.owner)
     return found
 
@@ -201,7 +201,8 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
         else:
             _mend_cable(node.kernel, network, cable, fd)
     ranges = attachment.state.get("ranges", verbs.ranges_of(network, leased))
-    firewall.ensure(node.store, owner.network, ranges)
+    addresses = [one.address for one in leased]
+    firewall.ensure(node.store, owner.network, ranges, attachment.pod, addresses)
     ports = firewall.published(node.store, owner)
     if ports:
         verbs.open_loopback(node.kernel, network, cable)

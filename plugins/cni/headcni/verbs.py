@@ -199,6 +199,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("delegates"):
                 made = chain.add(network, call.env, owner, node.store)
             undo.callback(chain.delete, network, call.env, owner, node.store)
+            firewall.ensure(node.store, owner.network, {}, pod, addresses_of(made))
             host = ""
         else:
             fd = undo.enter_context(_pod_namespace(call))
@@ -220,12 +221,12 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
                 if network.datapath == "bridge" and _leads_from_loopback(network.bridge):
                     open_loopback(node.kernel, network, cable)  # for a neighbour; not to this pod
                 ranges = ranges_of(network, given.addresses)
-                firewall.ensure(node.store, owner.network, ranges)
+                led_to = [one.address for one in given.addresses]
+                firewall.ensure(node.store, owner.network, ranges, pod, led_to)
                 ports = firewall.ports_of(network, given.addresses)
                 if ports:
                     refuse_host_ports_of_the_node(network, ports)
                     open_loopback(node.kernel, network, cable)
-                    led_to = {one.address for one in given.addresses}
                     undo.callback(firewall.withdraw_leftovers, node.store, led_to)
                 undo.callback(firewall.withdraw, node.store, owner)
                 firewall.publish(node.store, owner, pod, ports)
@@ -294,14 +295,14 @@ def _undo(
     if bury is not None and withdrawn and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
-            _dismiss(name, known)
+            _dismiss(node, name, known)
             node.store.bury(Tombstone(owner, index))
             bury()
             return
     _each(
         failures,
         lambda: link.cut(node.kernel, name),
-        lambda: _dismiss(name, known),
+        lambda: _dismiss(node, name, known),
         lambda: link.disconnect(node.kernel, name),
     )
     if withdrawn:  # a host port that still leads to the address would lead to its next pod
@@ -327,7 +328,7 @@ def _delete_unrecorded(
     owner, failures = owner_of(network, call), list[CniError]()
     known = last_known(network.data_dir, owner)
     served = _as_added(network, known.attachment, call)
-    addresses = {*known.addresses, *_previous_addresses(network)}
+    addresses = {*known.addresses, *addresses_of(network.prev_result or {})}
     name = link.host_name(owner)
     with Netlink() as kernel:
         with suppress(CniError):
@@ -337,7 +338,7 @@ def _delete_unrecorded(
             lambda: chain.delete(network, call.env, owner, known),
             lambda: _withdraw_unrecorded(addresses),
             lambda: link.disconnect(kernel, name),
-            lambda: _dismiss(name, known.attachment),
+            lambda: _unguard(name, known.attachment),
         )
     if _other_ipam(served):
         _each(failures, lambda: chain.ipam_del(served, call.env))
@@ -359,10 +360,13 @@ def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
     yield from seen.given(links, kernel).get(name, ())
 
 
-def _previous_addresses(network: NetworkConfig) -> Iterator[Address]:
-    for ip in (network.prev_result or {}).get("ips") or ():
+def addresses_of(made: Mapping[str, Any]) -> list[Address]:
+    """Those of a result, as far as they can be read."""
+    found = []
+    for ip in made.get("ips") or ():
         with suppress(ValueError, KeyError, TypeError):
-            yield ip_interface(ip["address"]).ip
+            found.append(ip_interface(ip["address"]).ip)
+    return found
 
 
 def _give_back(node: Node, network: NetworkConfig, owner: Owner) -> None:
@@ -381,8 +385,15 @@ def _raise(failures: Sequence[CniError]) -> None:
         raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
 
 
-def _dismiss(host: str, known: Optional[Attachment]) -> None:
-    """Once the pod cannot send any more. What was never checked left nothing to take away; of a pod
+def _dismiss(node: Node, host: str, known: Optional[Attachment]) -> None:
+    """Once the pod cannot send any more."""
+    _unguard(host, known)
+    if known is not None:
+        firewall.forget_limits(node.store, addresses_of(known.result))
+
+
+def _unguard(host: str, known: Optional[Attachment]) -> None:
+    """What was never checked left nothing to take away; of a pod
     that the store does not know, anything may be left."""
     station = guard.station_of_attachment(known) if known is not None else None
     if known is None or station is not None:

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 
 import kube_server
 import pytest
+from patience import until
 
 from headcni.ctl import node, status
 from headcni.daemon import main
@@ -262,10 +263,8 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     daemon = Daemon(config, str(tmp_path / "config.yaml"))
     daemon._start_pods()
     try:
-        deadline = time.monotonic() + 10
-        while not daemon._warnings() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        [line] = node.warned(daemon.status())
+        until(lambda: any(one.kind == "kubernetes-token" for one in daemon._warnings()))
+        [line] = [one for one in node.warned(daemon.status()) if "token for Kubernetes" in one]
         assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
         assert "token for Kubernetes: until" in status._in_words(daemon.status())
         text = daemon.metrics.render()[1].decode()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.filter.node_summary import summary
+from ansible_collections.headcni.mesh.plugins.filter.node_summary import (
+    ANNOTATION,
+    RIGHTS,
+    summary,
+)
 
 CONFIGURED = {
     "mode": "host",
@@ -32,6 +36,9 @@ def test_a_line_for_each_node():
         "node   mode  pod CIDR                  from            runtime  state",
         "node1  host  10.1.1.0/24, fd00:1::/64  hash (a guess)  0.1.0    ready",
         "node2                                                           NOT FINISHED: see above",
+        "Good to know:",
+        f"- node1: {RIGHTS}",
+        f"- node1: {ANNOTATION}",
     ]
 
 
@@ -53,6 +60,27 @@ def test_of_a_node_that_needed_nothing_it_is_what_preflight_found():
 )
 def test_what_is_said_of_a_node_that_is_done(known, state):
     assert state in summary(["a"], {"a": known}, ["a"])[1]
+
+
+RUNS = {"_headcni_node_service": {"conditions": [{"name": "store", "ok": True}]}}
+
+
+def test_defaults_that_somebody_might_not_expect_are_told_where_they_apply():
+    known = {
+        "a": RUNS,
+        "b": {**RUNS, "headcni_node_tailnet_access": "pods"},
+        "c": {**RUNS, "headcni_node_ip_annotation_namespaces": ["shop"]},
+        "d": {**RUNS, "headcni_node_extra_config": {"network": {"tailnetAccess": "pods"}}},
+    }
+    assert shown(known) == ["Good to know:", f"- a, c: {RIGHTS}", f"- a, b, d: {ANNOTATION}"]
+
+
+def test_nothing_is_told_where_the_operator_has_decided():
+    chosen = {
+        "headcni_node_tailnet_access": ["100.64.0.7:443"],
+        "headcni_node_ip_annotation_namespaces": ["*"],
+    }
+    assert shown({"a": {**RUNS, **chosen}}) == []
 
 
 def noted(*notes: str) -> dict:

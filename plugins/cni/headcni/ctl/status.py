@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Dict
+from collections.abc import Mapping
+from typing import Any, Dict, List, Optional
 
 from .. import bearer_token
 from ..daemon.control import asked
 from ..daemon.main import control_path
 from ..errors import CniError
+from ..tailnet_access import ALL
 from . import node
 from .main import NO, OK, CannotTell, show
 
@@ -30,6 +32,16 @@ def run(args: argparse.Namespace) -> int:
     return OK if status["ready"] else NO
 
 
+def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
+    """What pods reach of it. A daemon of an earlier release, still running, knows of no limits."""
+    if access is None:
+        return []
+    note = " (pods have the node's rights)" if access["node"] == ALL else ""
+    lines = [f"tailnet access: {access['node']}{note}"]
+    lines += [f"  namespace {name}: {one}" for name, one in sorted(access["namespaces"].items())]
+    return lines + ([f"  and {access['more']} more namespaces"] if access["more"] else [])
+
+
 def _in_words(status: Dict[str, Any]) -> str:
     hours, rest = divmod(int(time.time() - status["since"]), 3600)
     lines = [
@@ -42,6 +54,7 @@ def _in_words(status: Dict[str, Any]) -> str:
     ]
     if expires := status.get("kubernetes_token_expires"):
         lines.append(f"token for Kubernetes: until {bearer_token.date(expires)}")
+    lines += _tailnet(status.get("tailnet_access"))
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar
 
 from .. import bearer_token
@@ -34,6 +34,16 @@ from ..podcidr import (
     parse_sizes,
     resolve,
 )
+from ..tailnet_access import ALL as WHOLE_TAILNET
+from ..tailnet_access import (
+    MOST_ENTRIES,
+    MOST_NAMESPACES,
+    NAMESPACE,
+    RANGES,
+    WrongAccess,
+    allows,
+)
+from ..tailnet_access import parse as parse_access
 
 PATH = "/etc/headcni/config.yaml"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
@@ -220,6 +230,64 @@ def _tags() -> Kind:
     return Kind(read, {"anyOf": [one, several]})
 
 
+class Accesses(Tuple[Tuple[str, str], ...]):
+    """What namespaces may reach of the tailnet: a mapping that cannot be changed."""
+
+
+_ONE_ACCESS = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MOST_ENTRIES,
+        },
+    ]
+}
+
+
+def _access() -> Kind:
+    """all, pods, or a list of addresses and ports."""
+
+    def read(value: Any) -> str:
+        try:
+            return parse_access(value)
+        except WrongAccess as wrong:
+            if isinstance(value, list) and wrong.at >= 0:
+                items = [(f"[{wrong.at}]", value[wrong.at], str(wrong))]
+                raise _Wrong(items=items) from None
+            raise _Wrong(str(wrong)) from None
+
+    return Kind(read, _ONE_ACCESS)
+
+
+def _accesses() -> Kind:
+    """The same for each namespace."""
+    most, one = MOST_NAMESPACES, _access()
+
+    def read(value: Any) -> Accesses:
+        if not isinstance(value, Mapping):
+            raise _Wrong("namespaces, each with all, pods or a list")
+        if len(value) > most:
+            raise _Wrong(f"at most {most} namespaces")
+        good, bad = {}, []
+        for name, access in value.items():
+            if not isinstance(name, str) or not re.match(f"{NAMESPACE}\\Z", name):
+                bad.append((f"[{name}]", name, "the name of a namespace"))
+                continue
+            try:
+                good[name] = one.read(access)
+            except _Wrong as wrong:
+                items = wrong.items or (("", access, str(wrong)),)
+                bad += [(f"[{name}]{at}", found, expected) for at, found, expected in items]
+        if bad:
+            raise _Wrong(items=bad)
+        return Accesses(sorted(good.items()))
+
+    schema = {"type": "object", "additionalProperties": _ONE_ACCESS, "maxProperties": most}
+    return Kind(read, schema)
+
+
 def _key(default: Any, kind: Kind, about: str, *, name: str = "", live: bool = False) -> Any:
     """A key; ``live`` says that SIGHUP changes it. Its name is the field's in camelCase."""
     return field(  # pylint: disable=invalid-field-call
@@ -379,6 +447,19 @@ class NetworkSection:
         _flag(),
         "whether networks in the node's main routing table are reached directly although a peer "
         "advertises them in the tailnet (host mode)",
+    )
+    tailnet_access: str = _key(
+        WHOLE_TAILNET,
+        _access(),
+        "what pods may reach of the tailnet, where they have the node's address and so its rights: "
+        "all; pods: only pods of the mesh; or a list of addresses and ports beside those",
+        live=True,
+    )
+    tailnet_access_namespaces: Tuple[Tuple[str, str], ...] = _key(
+        Accesses(),
+        _accesses(),
+        "the same for pods of these namespaces, over their annotation headcni.dev/tailnet-access",
+        live=True,
     )
 
 
@@ -730,6 +811,19 @@ def _check_together(config: DaemonConfig, found: List[Problem]) -> None:
     if magic.enabled and not said and not any(p.path.startswith("dns.magicDNS") for p in found):
         expected = "baseDomain, nameservers or searchDomains beside it"
         found.append(Problem("dns.magicDNS.enabled", True, expected))
+    _check_resolvers(config, found)
+
+
+def _check_resolvers(config: DaemonConfig, found: List[Problem]) -> None:
+    """Pods that may not ask their own nameservers would look as if DNS were broken."""
+    access, magic = config.network.tailnet_access, config.dns.magic_dns
+    for text in magic.nameservers if magic.enabled else ():
+        address = ip_address(text)
+        tailnet = ip_network(RANGES[address.version])
+        if address in tailnet and not all(allows(access, address, 53, p) for p in ("udp", "tcp")):
+            entry = f"[{text}]:53" if address.version == 6 else f"{text}:53"
+            expected = f"a list with {entry}, as pods resolve by it (dns.magicDNS.nameservers)"
+            found.append(Problem("network.tailnetAccess", access, expected))
 
 
 def _fields(of: Any) -> Tuple[Field[Any], ...]:
@@ -789,6 +883,8 @@ def _schema_of(of: Any) -> Dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """As the file would have it."""
+    if isinstance(value, Accesses):
+        return dict(value)
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if isinstance(value, float) and value.is_integer():

@@ -92,9 +92,12 @@ class Firewalls:
         interval: float,
         on_pass: Callable[[float, bool, int], None],
         tailscale: Optional[TailscaleRules] = None,
+        limit: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_pass` is told how long a pass took, whether it went well and what it repaired."""
+        """`on_pass` is told how long a pass took, whether it went well and what it repaired.
+        `limit` sees to it that the store says what pods may reach of the tailnet."""
         self._store, self._traffic, self._on_pass = store, traffic, on_pass
+        self._limit = limit
         self._manage, self._interval = manage, interval
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
@@ -156,6 +159,7 @@ class Firewalls:
             deleted = unrecorded.outstanding(self._store())
             if self._store().is_unverified():
                 recover(self._store())  # nobody may have called for a long time
+            self._limit()
             if firewall.repair(self._store(), deleted):
                 repaired.append("the nft table inet headcni")
         except (CniError, OSError) as problem:

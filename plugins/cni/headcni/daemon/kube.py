@@ -1,4 +1,5 @@
-"""Kubernetes' API server, asked for this node's pods: list, watch, and one pod at a time.
+"""Kubernetes' API server, asked for this node's pods: list, watch, and one pod at a time. And for
+an annotation of namespaces.
 
 As little of it as the daemon needs, on the standard library: a kubeconfig or a service account says
 where the server is and who we are. All it makes there is a new token of its own account. Every
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from stat import S_IMODE, S_IRGRP, S_IROTH, S_IWGRP, S_IWOTH
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from .. import bearer_token
@@ -33,6 +34,9 @@ WATCH_SECONDS = 300  # how long the server is to keep a watch open
 SILENCE_SECONDS = 150.0  # bookmarks come about every minute, though nobody promises them
 PAGE = 50  # pods in one answer: a whole page is in memory at once
 MAX_PODS = 10_000
+NAMESPACE_PAGE = 200
+MAX_NAMESPACES = 5_000
+LONGEST_ANNOTATION = 4100  # longer than any that is understood
 LARGEST_ANSWER = 32 << 20
 LARGEST_EVENT = 8 << 20  # an object has at most 1.5 MiB in etcd; JSON is larger
 LARGEST_FILE = 1 << 20
@@ -55,6 +59,9 @@ ADDED, MODIFIED, DELETED, BOOKMARK = "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
 # By which a static pod's twin at the API server tells the uid that kubelet runs it under.
 _STATIC = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
+_NAMESPACES = "/api/v1/namespaces"
+
+T = TypeVar("T")
 Timed = Callable[[str], AbstractContextManager[None]]
 
 log = Log("kubernetes")
@@ -90,6 +97,21 @@ class Pod(NamedTuple):
     def ended(self) -> bool:
         """It runs no more, and never will again."""
         return self.phase in ("Succeeded", "Failed")
+
+
+class NamespaceList(NamedTuple):
+    """What namespaces say by an annotation; those without it are left out."""
+
+    annotated: dict[str, str]
+    version: str
+
+
+class NamespaceChange(NamedTuple):
+    """One event of a watch. A bookmark has no name; without the annotation, the text is None."""
+
+    version: str
+    name: str = ""
+    annotation: Optional[str] = None
 
 
 class PodList(NamedTuple):
@@ -437,12 +459,45 @@ class KubeClient:
             raise _not_understood("it has no token")
         return token
 
-    @contextmanager
-    def watch(self, selector: Selector, version: str) -> Iterator[Iterator[Change]]:
+    def watch(self, selector: Selector, version: str) -> AbstractContextManager[Iterator[Change]]:
         """The changes since a version. They end when the server ends them, or is silent for long;
         a KubeError of kind GONE says that the version is too old to go on from."""
+        return self._watch("/api/v1/pods", selector.query(), version, _change)
+
+    def namespaces(self, annotation: str) -> NamespaceList:
+        """Those with the annotation."""
+        found: dict[str, str] = {}
+        query = {"limit": str(NAMESPACE_PAGE)}
+        while True:
+            answer = self._get("namespaces", _NAMESPACES, query)
+            items, version, meta = _items(answer, "NamespaceList")
+            for name, text in (_annotated(item, annotation) for item in items):
+                if text is not None:
+                    found[name] = text
+            if len(found) > MAX_NAMESPACES:
+                raise _not_understood(f"it has more than {MAX_NAMESPACES} annotated namespaces")
+            if not meta.get("continue"):
+                return NamespaceList(found, version)
+            query["continue"] = str(meta["continue"])
+
+    def watch_namespaces(
+        self, annotation: str, version: str
+    ) -> AbstractContextManager[Iterator[NamespaceChange]]:
+        def change(line: bytes) -> NamespaceChange:
+            kind, new_version, found = _event(line)
+            if kind == BOOKMARK:
+                return NamespaceChange(new_version)
+            name, text = _annotated(found, annotation)
+            return NamespaceChange(new_version, name, None if kind == DELETED else text)
+
+        return self._watch(_NAMESPACES, {}, version, change)
+
+    @contextmanager
+    def _watch(
+        self, path: str, query: Mapping[str, str], version: str, parse: Callable[[bytes], T]
+    ) -> Iterator[Iterator[T]]:
         query = {
-            **selector.query(),
+            **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
@@ -452,17 +507,17 @@ class KubeClient:
             with self._timed("watch"):
                 limit = self._watch_seconds + self._timeout
                 exchange = stack.enter_context(self._exchanges.begin(limit))
-                connection, answer = self._ask(stack, exchange, "/api/v1/pods", query)
+                connection, answer = self._ask(stack, exchange, path, query)
                 if answer.status != 200:
-                    raise self._refusal(answer, "GET /api/v1/pods?watch=true")
+                    raise self._refusal(answer, f"GET {path}?watch=true")
                 connection.sock.settimeout(self._silence)
-            yield self._changes(exchange, answer)
+            yield map(parse, self._lines(exchange, answer))
 
     def cancel(self) -> None:
         """End what is in progress; what is asked later is asked as ever."""
         self._exchanges.end()
 
-    def _changes(self, exchange: Exchange, answer: http.client.HTTPResponse) -> Iterator[Change]:
+    def _lines(self, exchange: Exchange, answer: http.client.HTTPResponse) -> Iterator[bytes]:
         while True:
             try:
                 line = answer.readline(LARGEST_EVENT + 1)
@@ -479,7 +534,7 @@ class KubeClient:
             if not line.endswith(b"\n"):
                 return  # the end, or half a line that was cut off and will be told again
             if line.strip():
-                yield _change(line)
+                yield line
 
     def _get(
         self,
@@ -619,6 +674,11 @@ def _names(status: Mapping[str, Any], kind: str, name: str) -> bool:
 def _retry_after(text: str) -> float:
     return min(float(text), LONGEST_RETRY_AFTER) if re.match(r"\d{1,6}\Z", text) else 0.0
 
+    return (
+        "it needs list, watch and get on pods, get on nodes, and list and watch on namespaces: "
+        "run site.yml"
+    )
+
 
 def _bad_certificates(access: Access, problem: Exception) -> KubeError:
     names = [access.ca_file, access.certificate_file, access.key_file]
@@ -630,6 +690,12 @@ def _bad_certificates(access: Access, problem: Exception) -> KubeError:
 
 
 def _change(line: bytes) -> Change:
+    kind, version, found = _event(line)
+    return Change(kind, version, None if kind == BOOKMARK else _pod(found))
+
+
+def _event(line: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    """The kind, the version and the object."""
     event = _object(line)
     kind, found = event.get("type"), event.get("object")
     if not isinstance(found, dict):
@@ -643,25 +709,38 @@ def _change(line: bytes) -> Change:
     version = meta.get("resourceVersion") if isinstance(meta, dict) else None
     if not isinstance(version, str) or not version:
         raise _not_understood("an event has no resourceVersion")
-    if kind == BOOKMARK:
-        return Change(BOOKMARK, version)
-    if kind in (ADDED, MODIFIED, DELETED):
-        return Change(str(kind), version, _pod(found))
+    if kind in (ADDED, MODIFIED, DELETED, BOOKMARK):
+        return str(kind), version, found
     raise _not_understood(f"an event is of the type {kind!r}")
 
 
 def _pods(answer: Mapping[str, Any]) -> tuple[list[Pod], str, Mapping[str, Any]]:
+    items, version, meta = _items(answer, "PodList")
+    return [_pod(item) for item in items], version, meta
+
+
+def _items(answer: Mapping[str, Any], kind: str) -> tuple[list[Any], str, Mapping[str, Any]]:
     """A list, its version and what else stands beside it; what only looks like one is an error."""
     meta, items = answer.get("metadata"), answer.get("items")
-    if answer.get("kind") != "PodList" or not isinstance(meta, dict):
-        raise _not_understood("it is no PodList")
+    if answer.get("kind") != kind or not isinstance(meta, dict):
+        raise _not_understood(f"it is no {kind}")
     # A Go server writes an empty list as [], or as null.
     if items is not None and not isinstance(items, list):
         raise _not_understood("its items are no list")
     version = meta.get("resourceVersion")
     if not isinstance(version, str) or not version:
         raise _not_understood("the list has no resourceVersion")
-    return [_pod(item) for item in items or ()], version, meta
+    return items or [], version, meta
+
+
+def _annotated(found: Any, annotation: str) -> tuple[str, Optional[str]]:
+    """A namespace's name, and what it says; no more of it than can be of use."""
+    try:
+        meta = found["metadata"]
+        text = (meta.get("annotations") or {}).get(annotation)
+        return str(meta["name"]), None if text is None else str(text)[:LONGEST_ANNOTATION]
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise _not_understood(f"a namespace lacks {problem}") from None
 
 
 def _pod(found: Any) -> Pod:

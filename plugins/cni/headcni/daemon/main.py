@@ -23,7 +23,7 @@ from .. import __version__, podcidr, repair, verbs
 from ..datapath import firewall, netns
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
-from ..errors import CniError
+from ..errors import CniError, shortened
 from ..exec import leave_sandbox
 from ..ipam.allocate import Ipam
 from ..model import Network, PodRef
@@ -44,9 +44,11 @@ from .monitor import Monitor, Reason, ask
 from .pod_traffic import cluster_cidrs
 from .routes import Mesh, Report, RouteManager
 from .server import CniServer, Served
+from .tailnet import TailnetAccess
 from .tailscale import STATE_FILE, LocalApi, NodePrefs
 
 if TYPE_CHECKING:
+    from .annotations import AnnotationWatcher
     from .kube import Source
     from .kube_token import TokenKeeper
     from .namespace import MeshNamespace
@@ -56,6 +58,7 @@ log = logs.Log("daemon")
 
 GRACE_SECONDS = 60.0  # before a network without a namespace is taken to be leaked
 PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
+MOST_MISTAKES = 20  # of annotations, in the status
 _TOLD = {"ADD": ADDED, "DEL": DELETED}
 
 
@@ -171,6 +174,10 @@ class Daemon:
         self.keeper: Optional[RouteKeeper] = None
         self.pods: Optional[PodWatcher] = None
         self.token: Optional[TokenKeeper] = None
+        self.annotations: Optional[AnnotationWatcher] = None
+        self.tailnet = TailnetAccess(
+            lambda: self.store, lambda: self.config, self._knows_an_api_server()
+        )
         self.firewalls = Firewalls(
             lambda: self.store,
             self._pod_traffic,
@@ -178,6 +185,7 @@ class Daemon:
             config.daemon.reconcile_interval,
             self._firewalls_passed,
             TailscaleRules(self.api) if config.tailscale.mode == "host" else None,
+            self.tailnet.ensure,
         )
         self.conditions.fixed["firewall"] = self.firewalls.held_back
         self.monitor: Optional[Monitor] = None
@@ -200,6 +208,7 @@ class Daemon:
     def start(self) -> None:
         """Pods first: they can come as soon as the socket is there."""
         self.server.start()
+        self._limit_pods()
         self.control.start()
         self._measure()
         self._start_monitor()
@@ -214,7 +223,10 @@ class Daemon:
         self._wake.set()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
-        for part in (self.token, self.pods, self.keeper, self.routes, self.firewalls):
+        for part in (
+            *(self.token, self.pods, self.annotations),
+            *(self.keeper, self.routes, self.firewalls),
+        ):
             if part is not None:
                 part.stop()
         if self.monitor is not None:
@@ -237,6 +249,7 @@ class Daemon:
             log.info("changed", key=str(change))
         for change in differing.needs_restart:
             log.warn("unchanged until the daemon is restarted", key=str(change))
+        self._limit_pods()
         if self.config.daemon.reconcile_interval != before.daemon.reconcile_interval:
             self._set_pace()
         if self.config.ipam.gc_interval != before.ipam.gc_interval:
@@ -277,6 +290,7 @@ class Daemon:
                 {"name": one.name, "ok": not one.problem, "summary": one.in_words()}
                 for one in self.firewalls.found
             ],
+            "tailnet_access": self.tailnet.status(),
             "alarms": [alarm._asdict() for alarm in self.conditions.report.alarms],
             "warnings": [warning._asdict() for warning in self._warnings()],
             "kubernetes_token_expires": self.token.expires if self.token is not None else 0.0,
@@ -289,10 +303,18 @@ class Daemon:
         found = list(self.conditions.report.warnings)
         if self.token is not None and (said := self.token.trouble()):
             found.append(claims.Alarm("kubernetes-token", "", (), said))
+        found += [claims.Alarm("tailnet-access", "", (), one) for one in self._doubtful_limits()]
         return found
 
+    def _doubtful_limits(self) -> Iterator[str]:
+        """Why what a namespace may reach of the tailnet may not be what its annotation says."""
+        for name, mistake in list(self.tailnet.mistakes.items())[:MOST_MISTAKES]:
+            yield f"namespace {name}: {mistake}"
+        if self.annotations is not None and self.annotations.problem:
+            yield f"annotations of namespaces cannot be watched: {self.annotations.problem}"
+
     def is_healthy(self) -> bool:
-        watchers = (self.pods, self.token, self.firewalls)
+        watchers = (self.pods, self.annotations, self.token, self.firewalls)
         parts = (self.server, self._upkeep, self.routes, self.keeper, *watchers)
         return all(part.is_alive() for part in parts if part is not None)
 
@@ -332,16 +354,33 @@ class Daemon:
         self.conditions.fixed["headscale"] = self.keeper.held_back
         self.keeper.start()
 
+    def _limit_pods(self) -> None:
+        """Right away; if this fails, the next pass over the firewalls tries again."""
+        try:
+            if self.tailnet.ensure():
+                now = self.tailnet.policy()
+                named = len(now.namespaces)
+                log.info("tailnet access", node=shortened(now.node, 200), namespaces=named)
+        except (CniError, OSError) as problem:
+            log.error("what pods may reach of the tailnet is as before", problem=problem)
+
+    def _knows_an_api_server(self) -> bool:
+        return bool(self.config.daemon.kubeconfig) or "KUBERNETES_SERVICE_HOST" in os.environ
+
     def _start_pods(self) -> None:
-        """Where there is an API server to ask, this node's pods are watched."""
+        """Where there is an API server to ask, this node's pods are watched, and namespaces."""
         wanted = self.config.daemon
-        if not wanted.kubeconfig and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        if not self._knows_an_api_server():
             return
+        from .annotations import AnnotationWatcher
         from .kube import KubeClient, Source  # TLS, which a node without Kubernetes has no use for
         from .pods import PodWatcher
 
+        source, timed = Source(wanted.kubeconfig), self.metrics.kubernetes
+        self.annotations = AnnotationWatcher(KubeClient(source, timed=timed), self._annotated)
+        self.annotations.start()
         self.pods = PodWatcher(
-            KubeClient(Source(wanted.kubeconfig), timed=self.metrics.kubernetes),
+            KubeClient(source, timed=timed),
             lambda: self.store,
             configuration.node_name(self.config),
             wanted.pod_selector,
@@ -372,6 +411,12 @@ class Daemon:
             lambda token=self.token: token.expires,  # type: ignore[misc]
         )
         self.token.start()
+
+    def _annotated(self, found: Mapping[str, str]) -> None:
+        try:
+            self.tailnet.annotated(found)
+        except (CniError, OSError) as problem:
+            log.error("what pods may reach of the tailnet is as before", problem=problem)
 
     def _measure_pods(self, pods: PodWatcher) -> None:
         self.metrics.gauge("pods", "Pods of this node.", lambda: float(pods.stats.pods))

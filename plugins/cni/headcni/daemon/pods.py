@@ -41,7 +41,6 @@ from .kube import (
     DENIED,
     GONE,
     REFUSED,
-    STOPPED,
     Change,
     KubeClient,
     KubeError,
@@ -50,14 +49,13 @@ from .kube import (
 )
 from .log import Log
 from .routes import Condition
+from .watching import FIRST_PAUSE, LONGEST_PAUSE, keep_watching
 
 LEAKED, MISSING, REPAIRED = "pod-leaked", "pod-missing", "pod-repaired"
 
 INTERVAL_SECONDS = 45.0
 GRACE_SECONDS = 60.0
 SETTLE_SECONDS = 5.0  # a difference must be seen twice, so long apart: a call may be at work on it
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-SHORTEST_WATCH = 1.0
 STOP_SECONDS = 5.0
 QUEUED = 1024
 BATCH = 256
@@ -262,35 +260,22 @@ class PodWatcher:
     # The API server's side.
 
     def _watch(self) -> None:
-        pause, longest = self._pauses
-        while not self._stopping.is_set():
-            began, wait = time.monotonic(), 0.0
-            try:
-                if not self._version:
-                    self._list()
-                with self._client.watch(self._selector, self._version) as changes:
-                    self._counts.watches += 1
-                    self._found()
-                    for change in changes:
-                        pause = self._pauses[0]
-                        self._apply(change)
-                if time.monotonic() - began < SHORTEST_WATCH:
-                    wait = pause
-                else:
-                    pause = self._pauses[0]
-            except KubeError as problem:
-                if problem.kind == STOPPED and self._stopping.is_set():
-                    return
-                wait = max(pause, problem.retry_after)
-                self._lost(problem)
-            except Exception as bug:  # without a watch nothing is found; the next may well succeed
-                wait, self._version = longest, ""
-                log.error("a bug in HeadCNI", problem=bug)
-                self._tell(False, f"a bug in HeadCNI: {bug!r}")
-            if wait:
-                # Nodes that lost the API server together do not come back together.
-                self._stopping.wait(wait * random.uniform(0.5, 1.5))  # noqa: S311
-                pause = min(pause * 2, longest)
+        keep_watching(self._watch_once, self._lost, self._failed, self._stopping, self._pauses)
+
+    def _watch_once(self, heard: Callable[[], None]) -> None:
+        if not self._version:
+            self._list()
+        with self._client.watch(self._selector, self._version) as changes:
+            self._counts.watches += 1
+            self._found()
+            for change in changes:
+                heard()
+                self._apply(change)
+
+    def _failed(self, bug: Exception) -> None:
+        self._version = ""
+        log.error("a bug in HeadCNI", problem=bug)
+        self._tell(False, f"a bug in HeadCNI: {bug!r}")
 
     def _list(self) -> None:
         found = self._client.pods(self._selector)

@@ -1,4 +1,5 @@
-"""The node's one nft table: which pods are masqueraded, and which host ports lead to them.
+"""The node's one nft table: which pods are masqueraded, which host ports lead to them, and what
+they may reach of the tailnet.
 
 What the table should be stands in the store; a digest of the part that rarely changes stands in
 the table's comment. So an ordinary ADD asks the kernel one question and changes nothing, and a
@@ -14,15 +15,17 @@ import json
 import socket
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Tuple
 
 from ..errors import KERNEL, KERNEL_LACKS, PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
 from ..store import Store, attachment_states
-from . import netns, nft
+from ..tailnet_access import PODS, Policy
+from . import netns, nft, tailnet
 from .netlink import KernelError
 
 TABLE = "headcni"
@@ -30,6 +33,7 @@ TABLE = "headcni"
 # 0x40000 and 0x80000.
 MARK = 0x2000
 
+NOBODY = PodRef()
 # Which ranges pods need, oldest first: the network, and as JSON its pods, masqueraded and cluster.
 _Needs = Tuple[Tuple[str, str], ...]
 
@@ -85,10 +89,13 @@ _CHAINS = f"""
 """
 
 
+_SAMPLE_POLICY = Policy(
+    "100.64.0.7:443,100.64.0.0/24,[fd7a:115c:a1e0::7]:8000-8100/tcp", (("limited", PODS),)
+)
 _SAMPLE_RANGES = ["192.0.2.0/24", "2001:db8::/64"]
 # Owners with an address that are neither attached nor deleted.
 _BEING_ADDED = """
-    SELECT DISTINCT network FROM allocation WHERE NOT EXISTS (
+    FROM allocation WHERE NOT EXISTS (
         SELECT 1 FROM attachment WHERE attachment.network = allocation.network
             AND attachment.container_id = allocation.container_id
             AND attachment.ifname = allocation.ifname)
@@ -170,29 +177,118 @@ def ranges_of(network: NetworkConfig) -> dict[str, list[str]]:
     }
 
 
+def concerns(store: Store, network: NetworkConfig) -> bool:
+    """Whether pods of the network need the table, or are limited by it."""
+    used = bool(network.ip_masq or network.port_mappings)
+    return used or not store.read(tailnet.policy_of).is_open
+
+
 def _texts(networks: Iterable[Network]) -> list[str]:
     return sorted(map(str, networks))
 
 
-def ensure(store: Store, name: str, ranges: Mapping[str, Sequence[str]]) -> None:
-    """The table is there and has what a pod of the network `name` needs."""
-    if not ranges:
+def ensure(
+    store: Store,
+    name: str,
+    ranges: Mapping[str, Sequence[str]],
+    pod: PodRef = NOBODY,
+    addresses: Sequence[Address] = (),
+) -> None:
+    """The table is there and has what a pod of the network `name` needs, and the limits of what it
+    may reach."""
+    needs, policy = store.read(lambda db: (_needs(db), tailnet.policy_of(db)))
+    if not ranges and policy.is_open:
         return
     need = name, json.dumps(ranges, sort_keys=True)
-    needs, comment = store.read(_needs), nft.table_comment(TABLE)
-    if _is_met(needs, need) and comment == _digest(needs):
+    comment = nft.table_comment(TABLE)
+    if (not ranges or _is_met(needs, need)) and comment == _digest(needs, policy):
+        pods = _each(pod, addresses)
+        if policy.namespaces or tailnet.members(policy, _pod_ranges(needs), pods):
+            store.atomically(lambda db: _limit(db, pod, addresses))
         return
 
     def work(db: sqlite3.Connection) -> None:
         _settle(db)
-        if not _is_met(_needs(db), need):
+        if ranges and not _is_met(_needs(db), need):
             _add_need(db, need)
             _write_rows(db)
         _replace(db)
+        _limit(db, pod, addresses)
 
     store.atomically(work)
     if comment is None:  # clients may have come while the table was missing
         _forget_connections(store.read(_all_ports))
+
+
+def set_policy(store: Store, policy: Policy) -> bool:
+    """Apply this to all pods from now on; whether that was a change. In the store first: an ADD has
+    its address before it reads the policy, so either ADD sees this policy, or this sees the pod."""
+    if store.read(tailnet.policy_of) == policy:
+        return False
+
+    def work(db: sqlite3.Connection) -> None:
+        tailnet.record(db, policy)
+        if nft.table_comment(TABLE) is not None or _is_needed(db):
+            _replace(db)
+
+    store.atomically(work)
+    return True
+
+
+def adopt_policy(db: sqlite3.Connection) -> None:
+    """After the store was lost: if the kernel limits pods, nobody remembers what they were allowed,
+    so it is nothing until the daemon says it again."""
+    limited = any(chain == "tailnet" for chain, _unused in _live().rules)
+    if limited and tailnet.policy_of(db).is_open:
+        tailnet.record(db, Policy(PODS))
+
+
+def _limit(db: sqlite3.Connection, pod: PodRef, addresses: Sequence[Address]) -> None:
+    """Have the pod's addresses in the right sets, whoever had them before."""
+    policy = tailnet.policy_of(db)
+    if policy.is_open or not addresses:
+        return
+    wanted = tailnet.members(policy, _pod_ranges(_needs(db)), _each(pod, addresses))
+    try:
+        tailnet.settle(TABLE, policy, wanted, addresses)
+    except KernelError:
+        _replace(db)  # somebody took the sets away
+        tailnet.settle(TABLE, policy, wanted, addresses)
+
+
+def forget_limits(store: Store, addresses: Sequence[Address]) -> None:
+    """Of a pod that cannot send any more. What stays, the daemon or the next pod with the address
+    takes away."""
+
+    def work(db: sqlite3.Connection) -> None:
+        with suppress(KernelError):
+            tailnet.settle(TABLE, tailnet.policy_of(db), {}, addresses)
+
+    if addresses and not store.read(tailnet.policy_of).is_open:
+        store.atomically(work)
+
+
+def _limited(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> tailnet.Members:
+    policy = tailnet.policy_of(db)
+    if policy.is_open:
+        return {}
+    pods = tailnet.pods(db, f"SELECT pod, address {_BEING_ADDED}", deleted)
+    return tailnet.members(policy, _pod_ranges(_needs(db)), pods)
+
+
+def _each(pod: PodRef, addresses: Iterable[Address]) -> list[tuple[str, Address]]:
+    return [(pod.namespace, one) for one in addresses]
+
+
+@lru_cache(maxsize=8)
+def _pod_ranges(needs: _Needs) -> tuple[Network, ...]:
+    held = _members(needs)
+    return tuple(ip_network(one) for name in ("pods4", "pods6") for one in held[name])
+
+
+def _is_needed(db: sqlite3.Connection) -> bool:
+    """A node without networks needs no table, unless its pods are limited."""
+    return bool(_needs(db)) or not tailnet.policy_of(db).is_open
 
 
 def _add_need(db: sqlite3.Connection, need: tuple[str, str]) -> None:
@@ -222,7 +318,7 @@ def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[
             unrecorded.add(network)
         elif ranges:
             live.add((network, json.dumps(ranges, sort_keys=True)))
-    kept = {row[0] for row in db.execute(_BEING_ADDED)} | unrecorded
+    kept = _networks_at_work(db) | unrecorded
     theirs = {
         (network, text)
         for network, text in (_rows(db).items() - _rows_of(needs).items() if unrecorded else ())
@@ -230,6 +326,10 @@ def _changes(db: sqlite3.Connection) -> tuple[list[tuple[str, str]], list[tuple[
     }
     unused = [need for need in have - live if need[0] not in kept]
     return unused, [*sorted(live - have), *sorted(theirs - have - live)]
+
+
+def _networks_at_work(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute(f"SELECT DISTINCT network {_BEING_ADDED}")}
 
 
 def _settle(db: sqlite3.Connection) -> bool:
@@ -268,7 +368,7 @@ def _rows_differ(db: sqlite3.Connection) -> bool:
 def _write_rows(db: sqlite3.Connection) -> None:
     """So that a node can be rolled back to a release that reads them."""
     networks = _by_network(_needs(db))
-    at_work = {row[0] for row in db.execute(_BEING_ADDED)}  # perhaps by such a release
+    at_work = _networks_at_work(db)  # perhaps by such a release
     unused = [(network,) for network in _rows(db) if network not in {*networks, *at_work}]
     db.executemany("DELETE FROM firewall WHERE network = ?", unused)
     for network, ranges in networks.items():
@@ -470,16 +570,19 @@ def differences(store: Store, owner: Owner, shared: bool = False) -> list[str]:
     comment = nft.table_comment(TABLE)
     if comment is None:
         return [f"nft table inet {TABLE}: missing"]
-    needs, ports, known = store.read(
-        lambda db: (_needs(db), _ports(db, _key(owner)), store.attachment(owner))
+    needs, policy, ports, known, limited = store.read(
+        lambda db: (
+            *(_needs(db), tailnet.policy_of(db), _ports(db, _key(owner)), store.attachment(owner)),
+            _limited(db) if shared else {},
+        )
     )
     found = []
-    if comment != _digest(needs):
+    if comment != _digest(needs, policy):
         found.append(f"nft table inet {TABLE}: not what this release would write")
     found += _missing_ranges(needs, known.state.get("ranges") if known is not None else None)
     held = nft.contents(TABLE) if ports or shared else nft.NOTHING
     if shared and not found:
-        found += _shared_differences(held, needs)
+        found += _shared_differences(held, _contents(needs, policy, (), limited))
     for port in ports:
         have = [held.elements.get((name, key), "missing") for name, key, _unused in port.elements]
         expected = [value for _unused, _unused, value in port.elements]
@@ -504,12 +607,12 @@ def _missing_ranges(needs: _Needs, ranges: Mapping[str, Sequence[str]] | None) -
             yield f"nft set {name}: the pod needs {', '.join(missing)}, which nobody recorded"
 
 
-def _shared_differences(held: nft.Contents, needs: _Needs) -> Iterator[str]:
-    if held.rules != _rules():
-        missing = [comment for rule in _rules() if rule not in held.rules for comment in rule[1:]]
+def _shared_differences(held: nft.Contents, wanted: nft.Contents) -> Iterator[str]:
+    if held.rules != wanted.rules:
+        missing = [rule[1] for rule in wanted.rules if rule not in held.rules]
         what = f"lacks the rules {', '.join(missing)}" if missing else "its rules were changed"
         yield f"nft table inet {TABLE}: {what}"
-    for name, expected in _ranges(needs).items():
+    for name, expected in wanted.sets.items():
         have = held.sets.get(name, ())
         if have != expected:
             shown, right = (", ".join(one) or "nothing" for one in (have, expected))
@@ -531,7 +634,7 @@ def repair(store: Store, deleted: Collection[Owner] = ()) -> bool:
     store may still have ports of pods that were deleted."""
 
     def differs(db: sqlite3.Connection) -> bool:
-        return any(_changes(db)) or (bool(_needs(db)) and not _is_whole(db, deleted))
+        return any(_changes(db)) or (_is_needed(db) and not _is_whole(db, deleted))
 
     def work(db: sqlite3.Connection) -> bool:
         if not differs(db):
@@ -556,22 +659,37 @@ def is_whole(store: Store) -> bool:
 def _is_whole(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> bool:
     if nft.table_comment(TABLE) != _comment(db):
         return False
-    return nft.contents(TABLE) == _contents(_needs(db), _all_ports(db, deleted))
+    wanted = _needs(db), tailnet.policy_of(db), _all_ports(db, deleted), _limited(db, deleted)
+    return nft.contents(TABLE) == _contents(*wanted)
 
 
-def _contents(needs: _Needs, ports: Iterable[Port]) -> nft.Contents:
+def _contents(
+    needs: _Needs, policy: Policy, ports: Iterable[Port], limited: tailnet.Members
+) -> nft.Contents:
     """What the table should hold."""
     elements = {(name, key): value for port in ports for name, key, value in port.elements}
-    return nft.Contents(_rules(), _ranges(needs), elements)
+    sets = _ranges(needs)
+    if not policy.is_open:
+        sets.update(
+            (name, nft.ranges(map(str, limited.get(name, ()))))
+            for name in tailnet.set_names(policy)
+        )
+    return nft.Contents(_rules(_chains(policy)), sets, elements)
 
 
-@lru_cache(maxsize=1)
-def _rules() -> tuple[tuple[str, str], ...]:
+def _chains(policy: Policy) -> str:
+    if policy.is_open:
+        return _CHAINS
+    return _CHAINS + tailnet.chains(policy)
+
+
+@lru_cache(maxsize=2)
+def _rules(chains: str) -> tuple[tuple[str, str], ...]:
     """The chain and the comment of each rule, in order."""
     import re
 
     found, chain = [], ""
-    for name, comment in re.findall(r"chain (\w+)|\S.* comment \"(.*)\"$", _CHAINS, re.MULTILINE):
+    for name, comment in re.findall(r"chain (\w+)|\S.* comment \"(.*)\"$", chains, re.MULTILINE):
         chain = name or chain
         if comment:
             found.append((chain, comment))
@@ -604,13 +722,13 @@ def _all_ports(db: sqlite3.Connection, without: Collection[Owner] = ()) -> list[
 
 
 def _comment(db: sqlite3.Connection) -> str:
-    """What the table's comment should be: a digest of all but the ports."""
-    return _digest(_needs(db))
+    """What the table's comment should be: a digest of all but the ports and the limited pods."""
+    return _digest(_needs(db), tailnet.policy_of(db))
 
 
 @lru_cache(maxsize=8)
-def _digest(needs: _Needs) -> str:
-    whole = "".join([_CHAINS, *_sets(needs)])
+def _digest(needs: _Needs, policy: Policy) -> str:
+    whole = "".join([_chains(policy), *_sets(needs)])
     return f"headcni {hashlib.sha256(whole.encode()).hexdigest()[:24]}"
 
 
@@ -674,14 +792,23 @@ def _replace(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> None:
 
 
 def _write(db: sqlite3.Connection, deleted: Collection[Owner] = ()) -> None:
-    nft.run(_ruleset(_needs(db), _all_ports(db, deleted)))
+    ports, limited = _all_ports(db, deleted), _limited(db, deleted)
+    nft.run(_ruleset(_needs(db), tailnet.policy_of(db), ports, limited))
 
 
-def _ruleset(needs: _Needs, ports: Iterable[Port]) -> str:
+def _ruleset(
+    needs: _Needs,
+    policy: Policy,
+    ports: Iterable[Port],
+    limited: tailnet.Members,
+) -> str:
+    sets = "".join(_sets(needs))
+    if not policy.is_open:
+        sets += "".join(tailnet.sets(policy, limited))
     return (
         f"table inet {TABLE}\ndelete table inet {TABLE}\n"
-        f'table inet {TABLE} {{ comment "{_digest(needs)}"\n'
-        f"{''.join(_sets(needs))}{''.join(_maps(ports))}{_CHAINS}}}\n"
+        f'table inet {TABLE} {{ comment "{_digest(needs, policy)}"\n'
+        f"{sets}{''.join(_maps(ports))}{_chains(policy)}}}\n"
     )
 
 
@@ -702,10 +829,14 @@ def try_out() -> None:
         for host_ip in ("", own)
     ]
 
+    pods = [("limited", ip_address(pod_ip)) for pod_ip in ("192.0.2.2", "2001:db8::2")]
+    limited = tailnet.members(_SAMPLE_POLICY, _pod_ranges(needs), pods)
+
     def write() -> bool:
-        nft.run_here(_ruleset(needs, ports))
-        same = nft.contents_here(TABLE) == _contents(needs, ports)
-        return same and nft.table_comment(TABLE, here_only=True) == _digest(needs)
+        nft.run_here(_ruleset(needs, _SAMPLE_POLICY, ports, limited))
+        same = nft.contents_here(TABLE) == _contents(needs, _SAMPLE_POLICY, ports, limited)
+        comment = nft.table_comment(TABLE, here_only=True)
+        return same and comment == _digest(needs, _SAMPLE_POLICY)
 
     try:
         same = netns.apart(write)

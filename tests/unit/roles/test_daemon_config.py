@@ -1,4 +1,4 @@
-"""Which tag the daemon asks its peers for, as the role has it."""
+"""What the role writes into the daemon's configuration: tags of peers, what pods may reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 
-def peer_tags(**given: Any) -> Any:
+def written_as(section: str, key: str, **given: Any) -> Any:
     """As it goes to config.yaml, where an empty value is left out."""
     folder = next(one for one in role_readme.roles() if one.name == "headcni_node")
     loader = DataLoader()
@@ -19,7 +19,7 @@ def peer_tags(**given: Any) -> Any:
         path = str(folder / part / "main.yml")
         variables.update(loader.load_from_file(path, trusted_as_template=True))
     variables.update(given)
-    written = variables["_headcni_node_config_of_variables"]["tailscale"]["peerTags"]
+    written = variables["_headcni_node_config_of_variables"][section][key]
     return Templar(loader=loader, variables=variables).template(written)
 
 
@@ -37,4 +37,27 @@ def peer_tags(**given: Any) -> Any:
     ],
 )
 def test_the_tag_is_the_one_that_nodes_join_with_and_the_default_is_left_out(given, written):
-    assert peer_tags(**given) == (["tag:a", "tag:b"] if written is None else written)
+    expected = ["tag:a", "tag:b"] if written is None else written
+    assert written_as("tailscale", "peerTags", **given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("all", ""),
+        ("pods", "pods"),
+        (["100.64.0.7:443", "100.64.0.8"], ["100.64.0.7:443", "100.64.0.8"]),
+        ([], "pods"),
+        ("", "pods"),
+    ],
+)
+def test_an_empty_list_of_what_pods_reach_opens_nothing(given, written):
+    assert written_as("network", "tailnetAccess", headcni_node_tailnet_access=given) == written
+
+
+def test_the_same_goes_for_namespaces():
+    given = {"shop": [], "bank": ["100.64.0.7"], "lab": "all"}
+    assert written_as(
+        "network", "tailnetAccessNamespaces", headcni_node_tailnet_access_namespaces=given
+    ) == {"shop": "pods", "bank": ["100.64.0.7"], "lab": "all"}
+    assert written_as("network", "tailnetAccessNamespaces") == {}

@@ -1,0 +1,80 @@
+"""What pods of this node may reach of the tailnet: put together here, and kept in the store.
+
+The configuration has a value for the node, and for namespaces. A Kubernetes namespace may have an
+annotation. The configuration's value for a namespace comes first, then the annotation, then the
+node's value. Annotations of pods are not read. ADD finds the result in the store, with or without
+this daemon, so a limit applies to a pod before its ADD returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+from ..datapath import firewall
+from ..datapath import tailnet as rules
+from ..errors import shortened
+from ..store import Store
+from ..tailnet_access import ANNOTATION, PODS, Policy, WrongAccess, parse, policy
+from .config import DaemonConfig
+from .log import Log
+
+LONGEST_SHOWN = 80  # of an annotation with a mistake
+MOST_SHOWN, LONGEST_ACCESS = 50, 500  # in the status
+
+log = Log("tailnet")
+
+
+class TailnetAccess:
+    """Kept by ensure(), which changes nothing if nothing has changed."""
+
+    def __init__(
+        self, store: Callable[[], Store], config: Callable[[], DaemonConfig], watched: bool
+    ) -> None:
+        """`watched`: annotated() will be called with what annotations say. Until then the limits in
+        the store stay: a daemon that starts while the API server is away opens nothing."""
+        self._store, self._config = store, config
+        self._annotated: Optional[dict[str, str]] = None if watched else {}
+        self._lock = threading.Lock()
+        self.mistakes: dict[str, str] = {}  # of annotations, by their namespace
+
+    def ensure(self) -> bool:
+        """Whether it was otherwise. A store that has to be reconstructed first is left alone."""
+        with self._lock:
+            store = self._store()
+            return not store.is_unverified() and firewall.set_policy(store, self.policy())
+
+    def policy(self) -> Policy:
+        network, config = self._config().network, self._config()
+        annotated = self._annotated
+        if annotated is None:
+            annotated = dict(self._store().read(rules.policy_of).namespaces)
+        namespaces = {**annotated, **dict(network.tailnet_access_namespaces)}
+        return policy(network.tailnet_access, namespaces, [config.tailscale.interface])
+
+    def annotated(self, found: Mapping[str, str]) -> None:
+        """What namespaces say now. What cannot be understood is taken for `pods`: whoever wrote it
+        wanted a limit."""
+        accesses, mistakes = {}, {}
+        for name, text in found.items():
+            try:
+                accesses[name] = parse(text)
+            except WrongAccess as wrong:
+                accesses[name] = PODS
+                shown = shortened(text, LONGEST_SHOWN)
+                mistakes[name] = f"{ANNOTATION} is {shown!r}: expected {wrong}; taken for pods"
+        for name, mistake in sorted(set(mistakes.items()) - set(self.mistakes.items())):
+            log.warn("a namespace has a mistake in its annotation", namespace=name, was=mistake)
+        self.mistakes = mistakes
+        if accesses != self._annotated:
+            self._annotated = accesses
+            self.ensure()
+
+    def status(self) -> dict[str, Any]:
+        """For headcnictl: the node's, and that of namespaces which differ; of these no more than
+        somebody would read."""
+        now = self.policy()
+        differing = [one for one in now.namespaces if one[1] != now.node]
+        shown = {name: shortened(access, LONGEST_ACCESS) for name, access in differing[:MOST_SHOWN]}
+        return {"node": now.node, "namespaces": shown, "more": len(differing) - len(shown)}
