@@ -32,6 +32,8 @@ VM_PACKAGES := e2fsprogs qemu-system-x86
 TEST_PACKAGES := curl gpg iptables procps
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
+# Without it Molecule warns at each run that it prefers the folder extensions/molecule.
+export MOLECULE_GLOB := molecule/*/molecule.yml
 
 ##@ The lab
 .PHONY: up
