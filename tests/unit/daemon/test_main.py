@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from headcni.ctl import node
+from headcni.ctl import node, status
 from headcni.daemon import main
 from headcni.daemon.claims import Alarm, Refusal
 from headcni.daemon.config import parse
@@ -242,3 +242,20 @@ def test_a_part_whose_thread_has_ended_is_told_to_the_watchdog(daemon, part):
     ended.join()
     setattr(daemon, part, ended)
     assert not daemon.is_healthy()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        ("mode: host", ""),
+        ("mode: daemon", "all"),
+        ("mode: daemon, answerForNode: false", "none"),
+        ("mode: daemon, answerForNode: [22, 6443/tcp]", "22, 6443/tcp"),
+    ],
+)
+def test_the_status_says_on_which_ports_tailnet_peers_are_answered(tmp_path, chosen, shown):
+    (tmp_path / "data").mkdir()
+    daemon = Daemon(configured(tmp_path, f"tailscale: {{{chosen}}}"), str(tmp_path / "c.yaml"))
+    told = status._in_words(daemon.status())
+    assert ("ports of this node that tailnet peers reach" in told) is bool(shown)
+    assert f"ports of this node that tailnet peers reach: {shown}\n" in told or not shown

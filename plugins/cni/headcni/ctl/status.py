@@ -39,6 +39,8 @@ def _in_words(status: Dict[str, Any]) -> str:
         f"pods of this node: {', '.join(status['pod_cidrs'])}",
         f"pods of the cluster: {', '.join(status['cluster_cidrs'])}",
     ]
+    if status.get("answers"):  # not known to a daemon of an earlier release
+        lines.append(f"ports of this node that tailnet peers reach: {', '.join(status['answers'])}")
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")
