@@ -86,6 +86,12 @@ def test_tailscaleds_port_leads_into_the_namespace_from_outside_and_from_the_nod
         "host: ip -6 rule del priority 5191",
         "host: ip rule add priority 5191 to 203.0.113.0/24 lookup main protocol 72",
         "host: ip route del 100.64.0.0/10 table 5201",
+        "host: ip rule del priority 5204",
+        "host: ip -6 rule del priority 5189",
+        "host: ip -6 route del default table 5201",
+        "host: nft flush chain inet headcni_mesh aside",
+        "host: sysctl -q net.ipv4.conf.headcni01.rp_filter=1",
+        "inside: nft flush chain inet headcni_mesh forward",
         "host: ip -6 route add 2001:db8:9::/48 dev headcni01 table 5201",
         "host: ip link set headcni01 down",
         "host: ip link set headcni01 mtu 1280",
@@ -205,7 +211,13 @@ def test_two_at_once_do_not_get_in_each_others_way(bare):
 
 
 def test_every_mistake_in_the_configuration_is_named():
-    wrong = {"port": 0, "link4": "169.254.1.0/30", "tailnet": "100.64.0.0/10", "prot": 1}
+    wrong = {
+        "port": 0,
+        "link4": "169.254.1.0/30",
+        "tailnet": "100.64.0.0/10",
+        "prot": 1,
+        "answer_for_node": [22, "80/icmp"],
+    }
     with pytest.raises(CniError) as caught:
         MeshConfig.of(wrong)
     for key in wrong:
@@ -227,7 +239,7 @@ TS = "tailscale --socket=/run/headcni/tailscaled.sock"
 PYTHON = "PYTHONPATH=/opt/headcni/current:/opt/headcni/current/vendor python3 -S"
 NAMESPACE = f"{PYTHON} -m headcni.daemon.namespace"
 TELL_FIREWALLS = (
-    f"{PYTHON} -c \"from headcni.daemon.namespace import _tell_firewalls as tell\n"
+    f'{PYTHON} -c "from headcni.daemon.namespace import _tell_firewalls as tell\n'
     "tell('/etc/headcni/config.yaml')\""
 )
 RUNNING = "tailscale status --json --peers=false | grep -q Running"
