@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,103 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cni_node import ECHO, Namespace, sh
-from lab_command import CHECKOUT, LabCommand
+from cni_node import ECHO, sh
+from lab_command import LabCommand
 from leftovers import assert_nothing_left
+from mesh_node import CNI, bare_node
 
 from headcni.daemon.mesh_config import MeshConfig
-from headcni.daemon.namespace import MeshNamespace
-from headcni.datapath import netns
 from headcni.errors import CniError
-
-CNI = CHECKOUT / "plugins/cni"
-
 
 # On a bare node: a network namespace with an underlay.
 
 
-@dataclass
-class Node:
-    """Its mesh has names of the test's own."""
-
-    netns: Namespace
-    outside: Namespace
-    tmp: Path
-    changes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.netns.name}-mesh"
-
-    @property
-    def inside(self) -> Namespace:
-        return Namespace(self.name)
-
-    def run(self, verb: str) -> subprocess.CompletedProcess[str]:
-        """As the unit runs it."""
-        config = self.tmp / "mesh.json"
-        config.write_text(json.dumps(self.values))
-        # Not `ip netns exec`: in a mount namespace of its own the new namespace would not be seen.
-        entered = ["nsenter", f"--net={self.netns.path}", sys.executable]
-        return sh(
-            *(*entered, "-m", "headcni.daemon.namespace", verb, "--mesh", config),
-            env={**os.environ, "PYTHONPATH": str(CNI)},
-            check=False,
-        )
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {"namespace": self.name, "run_dir": str(self.tmp / "run"), **self.changes}
-
-    @contextmanager
-    def mesh(self) -> Iterator[MeshNamespace]:
-        """As the daemon has it: in its own process."""
-        with netns.opened(self.netns.path) as fd, netns.entered(fd):
-            yield MeshNamespace(MeshConfig.of(self.values))
-
-    def ensure(self) -> list[str]:
-        with self.mesh() as mesh:
-            return mesh.ensure()
-
-    def check(self) -> list[str]:
-        with self.mesh() as mesh:
-            return mesh.differences()
-
-    def listing(self) -> dict[str, Any]:
-        """What `remove` must leave as it was."""
-        return {
-            "links": self.netns.links(),
-            "rules": {self.netns.ip("rule"), self.netns.ip("-6 rule")},
-            "routes": {
-                re.sub(r" (expires|pref|metric) \S+", "", line).strip()
-                for family in ("-4", "-6")
-                for line in self.netns.ip(f"{family} route show table all").splitlines()
-                # anycast: the router's own address, as forwarding stays on
-                if not re.search("fe80|ff00|^anycast", line)
-            },
-            "nft": self.netns.run("nft", "-s", "list", "ruleset").stdout,
-            "namespaces": {name for name in os.listdir("/run/netns") if name == self.name},
-            "files": sorted(map(str, self.tmp.rglob("run/*"))),
-            "resolv.conf": os.path.exists(f"/etc/netns/{self.name}"),
-        }
-
-
 @pytest.fixture
 def bare(tmp_path):
-    node = Node(Namespace.create("node"), Namespace.create("outside"), tmp_path)
-    node.netns.ip(f"link add eth0 type veth peer name eth0 netns {node.outside.name}")
-    node.netns.ip("link set eth0 mtu 1400")
-    for side, host in ((node.netns, 1), (node.outside, 2)):
-        side.ip(f"addr add 192.0.2.{host}/24 dev eth0")
-        side.ip(f"addr add 2001:db8::{host}/64 dev eth0 nodad")
-        side.ip("link set eth0 up")
-    node.netns.ip("route add default via 192.0.2.2")
-    node.netns.ip("-6 route add default via 2001:db8::2")
-    yield node
-    node.changes = {}  # a test's wrong ones would keep it from being removed
-    node.run("remove")
-    for one in (node.inside, node.netns, node.outside):
-        one.remove()
+    with bare_node(tmp_path) as node:
+        yield node
 
 
 def test_what_was_made_is_right_and_a_second_ensure_changes_nothing(bare):
@@ -169,6 +86,12 @@ def test_tailscaleds_port_leads_into_the_namespace_from_outside_and_from_the_nod
         "host: ip -6 rule del priority 5191",
         "host: ip rule add priority 5191 to 203.0.113.0/24 lookup main protocol 72",
         "host: ip route del 100.64.0.0/10 table 5201",
+        "host: ip rule del priority 5204",
+        "host: ip -6 rule del priority 5189",
+        "host: ip -6 route del default table 5201",
+        "host: nft flush chain inet headcni_mesh aside",
+        "host: sysctl -q net.ipv4.conf.headcni01.rp_filter=1",
+        "inside: nft flush chain inet headcni_mesh forward",
         "host: ip -6 route add 2001:db8:9::/48 dev headcni01 table 5201",
         "host: ip link set headcni01 down",
         "host: ip link set headcni01 mtu 1280",
@@ -288,7 +211,13 @@ def test_two_at_once_do_not_get_in_each_others_way(bare):
 
 
 def test_every_mistake_in_the_configuration_is_named():
-    wrong = {"port": 0, "link4": "169.254.1.0/30", "tailnet": "100.64.0.0/10", "prot": 1}
+    wrong = {
+        "port": 0,
+        "link4": "169.254.1.0/30",
+        "tailnet": "100.64.0.0/10",
+        "prot": 1,
+        "answer_for_node": [22, "80/icmp"],
+    }
     with pytest.raises(CniError) as caught:
         MeshConfig.of(wrong)
     for key in wrong:
@@ -309,6 +238,10 @@ NODES = ("node1", "node2")
 TS = "tailscale --socket=/run/headcni/tailscaled.sock"
 PYTHON = "PYTHONPATH=/opt/headcni/current:/opt/headcni/current/vendor python3 -S"
 NAMESPACE = f"{PYTHON} -m headcni.daemon.namespace"
+TELL_FIREWALLS = (
+    f'{PYTHON} -c "from headcni.daemon.namespace import _tell_firewalls as tell\n'
+    "tell('/etc/headcni/config.yaml')\""
+)
 RUNNING = "tailscale status --json --peers=false | grep -q Running"
 
 
@@ -537,8 +470,10 @@ def test_the_path_is_direct_over_the_underlay(mesh):
 
 
 def start_tailscaled(mesh: Mesh, node: str) -> None:
+    """And tell its chain ts-input about callers of the node, as the daemon would at once."""
     mesh.on(node, "systemctl start tailscaled")
     mesh.wait(node, RUNNING)
+    mesh.on(node, TELL_FIREWALLS)
 
 
 @pytest.mark.parametrize("tailscaled", ["runs", "is stopped"])
@@ -565,6 +500,41 @@ def test_the_tailnet_address_answers_for_the_node(mesh, tailscaled, version):
     finally:
         for node in NODES:
             start_tailscaled(mesh, node)
+
+
+@pytest.mark.parametrize("tailscaled", ["runs", "is stopped"])
+@pytest.mark.parametrize(("version", "bound"), [(4, "0.0.0.0"), (4, "::"), (6, "::")])
+def test_a_server_on_the_node_sees_the_peers_tailnet_address(mesh, tailscaled, version, bound):
+    """The other node has a tailscaled of its own, a peer like any, which goes first while it runs.
+    The first node's own tailscaled has a route to it, and drops what comes by other links."""
+    if tailscaled == "is stopped":
+        for node in NODES:
+            mesh.on(node, "systemctl stop tailscaled")
+        caller = mesh.address("node2", version)
+    else:
+        caller = mesh.on("node2", f"tailscale ip -{version}").strip()
+    try:
+        with serving(mesh, "node1", bound):
+            asked = f"python3 /opt/echo.py ask tcp {mesh.address('node1', version)} 7000"
+            assert mesh.on("node2", asked).strip().removeprefix("::ffff:") == caller
+    finally:
+        for node in NODES:
+            start_tailscaled(mesh, node)
+
+
+def test_with_a_list_only_its_ports_are_answered(mesh):
+    address = mesh.address("node1")
+    mesh.configure("node1", answerForNode=["22/tcp", "7100-7200"])
+    try:
+        mesh.on("node1", f"{NAMESPACE} ensure")
+        assert mesh.on("node1", f"{NAMESPACE} check").strip() == "no differences"
+        with serving(mesh, "node1", "0.0.0.0"):
+            assert mesh.ssh_banner("node2", address).startswith("SSH-2.0-OpenSSH")
+            asked = f"python3 /opt/echo.py ask tcp {address} 7000 2>&1"
+            assert "no answer" in mesh.on("node2", asked, check=False)
+    finally:
+        mesh.configure("node1")
+        mesh.on("node1", f"{NAMESPACE} ensure")
 
 
 def test_what_the_node_sends_to_the_tailnet_leaves_with_its_tailnet_address(mesh):

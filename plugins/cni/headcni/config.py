@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from typing import Any, Callable, NamedTuple
 
-from . import subnet_env
+from . import port_ranges, subnet_env
 from .call import EXPECTED_NAME, NAME, is_interface_name
 from .errors import (
     INCOMPATIBLE_VERSION,
@@ -41,7 +41,7 @@ from .model import (
     Network,
     NetworkConfig,
     PortMapping,
-    ReservedPorts,
+    PortRange,
 )
 from .podcidr import PodCidrError, parse_cidr, unfit_for_pods
 from .runtime_config import as_specified
@@ -92,11 +92,6 @@ _ONCE = frozenset(("prevResult", "cni.dev/valid-attachments"))  # no two calls h
 _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.?)\Z"
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
 
-_PORTS = r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?\Z"
-
-_EXPECTED_PORTS = (
-    "a port or a range of ports, with or without a protocol: 22, 10250/tcp, 30000-32767"
-)
 _EXPECTED_LINK = "an interface name of at most 15 characters that is not the system's"
 _EXPECTED_PODS = "namespace/name of pods, where * and ? stand for any characters"
 _EXPECTED_TYPE = "the name of a plugin's executable"
@@ -881,20 +876,15 @@ def _port_mappings(runtime: _Section) -> tuple[PortMapping, ...]:
     return tuple(found)
 
 
-def _reserved_ports(top: _Section) -> tuple[ReservedPorts, ...]:
+def _reserved_ports(top: _Section) -> tuple[PortRange, ...]:
     if top.get("reserved_ports") is None:
         return NetworkConfig.reserved_ports
     found = []
     for path, item in top.items("reserved_ports", "a list of ports"):
-        match = re.match(_PORTS, str(item)) if isinstance(item, (int, str)) else None
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else 0
-        if match is None or not 0 < first <= last < 65536:
-            top.wrong(path, item, _EXPECTED_PORTS)
-        elif match[3]:
-            found.append(ReservedPorts(first, last, (match[3],)))
-        else:
-            found.append(ReservedPorts(first, last))
+        try:
+            found.append(port_ranges.parse(item))
+        except ValueError as problem:
+            top.wrong(path, item, str(problem))
     return tuple(found)
 
 

@@ -104,8 +104,8 @@ class PortMapping:
 
 
 @dataclass(frozen=True)
-class ReservedPorts:
-    """Host ports that no pod may have."""
+class PortRange:
+    """A port or several in a row, of some protocols."""
 
     first: int
     last: int
@@ -116,10 +116,11 @@ class ReservedPorts:
         return f"{span}/{self.protocols[0]}" if len(self.protocols) == 1 else span
 
 
-# kubelet, and the tailscaled of the node and of HeadCNI (whose sockets are in another namespace).
+# Host ports that no pod may have: those of kubelet, and of the tailscaled of the node and of
+# HeadCNI, whose sockets are in another namespace.
 RESERVED_PORTS = (
-    ReservedPorts(10250, 10250, ("tcp",)),
-    ReservedPorts(41641, 41642, ("udp",)),
+    PortRange(10250, 10250, ("tcp",)),
+    PortRange(41641, 41642, ("udp",)),
 )
 
 
@@ -160,7 +161,7 @@ class NetworkConfig:
     dns: Dns = Dns()
     mac: str = ""
     port_mappings: Tuple[PortMapping, ...] = ()
-    reserved_ports: Tuple[ReservedPorts, ...] = RESERVED_PORTS
+    reserved_ports: Tuple[PortRange, ...] = RESERVED_PORTS
     host_ports_over_listeners: bool = False
     bandwidth: Bandwidth = Bandwidth()
     delegates: Tuple[Mapping[str, Any], ...] = ()

@@ -7,9 +7,9 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from headcni import verbs
+from headcni import port_ranges, verbs
 from headcni.datapath import blocked
-from headcni.datapath.host_firewall import PodTraffic, chains, iptables
+from headcni.datapath.host_firewall import PodTraffic, chains, firewalld, iptables
 from headcni.errors import LIMITED
 
 TRAFFIC = PodTraffic(
@@ -103,6 +103,44 @@ def test_our_own_tailscaled_gets_out_and_its_port_in():
         "-o headcni01 -d 192.168.255.254 -m conntrack --ctstate DNAT -j ACCEPT",
     ]
     assert traffic.accepts("input", 4) == []
+
+
+PORTS = tuple(port_ranges.parse(one, ("tcp", "udp")) for one in (22, "53/udp", "8000-8100/tcp"))
+
+
+@pytest.mark.parametrize(
+    ("answered", "accepted"),
+    [
+        (False, []),
+        (True, ["-j ACCEPT"]),
+        (
+            PORTS,
+            [
+                "-p tcp --dport 22 -j ACCEPT",
+                "-p tcp --dport 8000:8100 -j ACCEPT",
+                "-p udp --dport 22 -j ACCEPT",
+                "-p udp --dport 53 -j ACCEPT",
+            ],
+        ),
+    ],
+    ids=["none", "all", "a list"],
+)
+def test_tailnet_peers_reach_the_node_by_its_own_end_of_the_link(answered, accepted):
+    node = (ip_address("192.168.255.253"), ip_address("fd68::1"))
+    traffic = PodTraffic(own_link="headcni01", node=node, answers_for_node=answered)
+    where = "-i headcni01 -d 192.168.255.253"
+    assert [one.as_iptables() for one in traffic.accepts("input", 4)] == [
+        f"{where} {one}" for one in accepted
+    ]
+    rich = [one for one in firewalld._rich_rules(traffic) if "ipv6" in one]
+    assert len(rich) == len(accepted)
+    assert all(one.startswith('rule family="ipv6" destination address="fd68::1"') for one in rich)
+
+
+def test_ports_of_a_list_that_overlap_are_given_once():
+    ranges = [port_ranges.parse(one) for one in ("5-9", "7-12/tcp", "13/tcp", 20)]
+    assert port_ranges.intervals(ranges, "tcp") == ["5-13", "20"]
+    assert port_ranges.intervals(ranges, "udp") == ["5-9", "20"]
 
 
 def test_status_says_what_blocks_pods_until_nothing_does(tmp_path, monkeypatch):

@@ -125,6 +125,27 @@ def test_the_tag_of_peers_is_one_or_several_or_any(written, tags):
         assert list(jsonschema.Draft7Validator(schema()).iter_errors(yaml)) == []
 
 
+@pytest.mark.parametrize(
+    ("written", "answered"),
+    [
+        ("true", True),
+        ("false", False),
+        ("[]", False),
+        (
+            "[22, 6443/tcp, '10250', 8472/udp, 30000-32767]",
+            "22 6443/tcp 10250 8472/udp 30000-32767",
+        ),
+    ],
+)
+def test_the_node_answers_on_all_ports_or_none_or_those_of_a_list(written, answered):
+    made = read(f"tailscale: {{answerForNode: {written}}}")
+    have = made.tailscale.answer_for_node
+    assert (have if isinstance(have, bool) else " ".join(map(str, have))) == answered
+    assert read(json.dumps(as_dict(made))) == made
+    yaml = YAML(typ="safe", pure=True).load(f"tailscale: {{answerForNode: {written}}}")
+    assert list(jsonschema.Draft7Validator(schema()).iter_errors(yaml)) == []
+
+
 def test_the_lengths_of_nodes_ranges_are_those_of_the_file():
     made = read("network: {podCIDR: {perNode: '/24,/64', peerSizes: [25, 24, 80]}}")
     assert config.node_sizes(made) == ((4, 24), (4, 25), (6, 64), (6, 80))
@@ -149,6 +170,16 @@ WRONG = [
     ("tailscale: {peerTags: headcni}", "tailscale.peerTags[0]", "a tag such as tag:headcni"),
     ("tailscale: {peerTags: [tag:a, 'tag:']}", "tailscale.peerTags[1]", "a tag such as"),
     ("tailscale: {peerTags: [tag:a, any]}", "tailscale.peerTags[1]", "a tag such as"),
+    ("tailscale: {answerForNode: 22}", "tailscale.answerForNode", "true, false or a list"),
+    ("tailscale: {answerForNode: [22, 0]}", "tailscale.answerForNode[1]", "a port or a range"),
+    ("tailscale: {answerForNode: [9-5]}", "tailscale.answerForNode[0]", "a port or a range"),
+    ("tailscale: {answerForNode: [22/icmp]}", "tailscale.answerForNode[0]", "a port or a range"),
+    ("tailscale: {answerForNode: [true]}", "tailscale.answerForNode[0]", "a port or a range"),
+    (
+        f"tailscale: {{answerForNode: {list(range(1, 66))}}}",
+        "tailscale.answerForNode",
+        "a list of up to 64 ports",
+    ),
     ("tailscale: {peerTags: 5}", "tailscale.peerTags", "a list of tags"),
     ("network: {podCIDR: {peerSizes: [24, 127]}}", "network.podCIDR.peerSizes[1]", "to 126"),
     ("ipam: {strategy: best}", "ipam.strategy", "dense-pack"),

@@ -276,4 +276,22 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     finally:
         daemon.token.stop()
         daemon.pods.stop()
+        daemon.annotations.stop()
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        ("mode: host", ""),
+        ("mode: daemon", "all"),
+        ("mode: daemon, answerForNode: false", "none"),
+        ("mode: daemon, answerForNode: [22, 6443/tcp]", "22, 6443/tcp"),
+    ],
+)
+def test_the_status_says_on_which_ports_tailnet_peers_are_answered(tmp_path, chosen, shown):
+    (tmp_path / "data").mkdir()
+    daemon = Daemon(configured(tmp_path, f"tailscale: {{{chosen}}}"), str(tmp_path / "c.yaml"))
+    told = status._in_words(daemon.status())
+    assert ("ports of this node that tailnet peers reach" in told) is bool(shown)
+    assert f"ports of this node that tailnet peers reach: {shown}\n" in told or not shown

@@ -121,3 +121,13 @@ def test_an_inventory_of_k3s_ansible_needs_no_more_than_headscale():
         "kubeconfig": "/etc/headcni/kubeconfig",
     }
     assert value("headcni_node", "headcni_node_kubernetes_server") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [(True, True), (False, False), ([], False), ([22, "6443/tcp"], [22, "6443/tcp"])],
+)
+def test_a_node_that_is_to_answer_on_no_port_does_not_answer_on_all(given, written):
+    """A key with an empty list would be left out of config.yaml."""
+    made = daemon(headcni_node_answer_for_node=given)["tailscale"]["answerForNode"]
+    assert made == written

@@ -133,7 +133,8 @@ def _firewall(config: DaemonConfig) -> Iterator[str]:
         if not one.missing and not one.problem:
             continue
         told = config.network.firewall == "auto"
-        fix = "the daemon tells it" if told else "network.firewall is none: allow pods there"
+        what = "tailnet peers" if one.blocks_node else "pods"
+        fix = "the daemon tells it" if told else f"network.firewall is none: allow {what} there"
         yield f"{one.in_words()}; {fix}, see docs/firewalls.md"
 
 

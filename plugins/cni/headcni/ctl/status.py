@@ -55,6 +55,8 @@ def _in_words(status: Dict[str, Any]) -> str:
     if expires := status.get("kubernetes_token_expires"):
         lines.append(f"token for Kubernetes: until {bearer_token.date(expires)}")
     lines += _tailnet(status.get("tailnet_access"))
+    if status.get("answers"):  # not known to a daemon of an earlier release
+        lines.append(f"ports of this node that tailnet peers reach: {', '.join(status['answers'])}")
     lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
     for one in status["conditions"]:
         lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")

@@ -16,15 +16,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from ipaddress import ip_address, ip_network
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar, Union
 
-from .. import bearer_token
+from .. import bearer_token, port_ranges
 from ..call import is_interface_name
 from ..config import error, render
 from ..errors import IO_FAILURE, CniError
 from ..ipam.config import Problem, unknown_keys
 from ..ipam.pool import STRATEGIES
-from ..model import Network
+from ..model import Network, PortRange
 from ..modes import LINKS, MODES, SOCKETS
 from ..podcidr import (
     PodCidrError,
@@ -207,6 +207,32 @@ def _sizes() -> Kind:
     return Kind(read, {"anyOf": [{"type": "integer"}, {"type": "string"}]})
 
 
+def _answered() -> Kind:
+    """true, false, or a list of ports; an empty list is false."""
+    most = port_ranges.MOST_ANSWERED
+
+    def read(value: Any) -> port_ranges.Answered:
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, list) or len(value) > most:
+            raise _Wrong(f"true, false or a list of up to {most} ports such as [22, 6443/tcp]")
+        return ports.read(value) or False
+
+    ports = _list(_answered_ports(), "a port")
+    return Kind(read, {"anyOf": [{"type": "boolean"}, {**ports.schema, "maxItems": most}]})
+
+
+def _answered_ports() -> Kind:
+    def read(value: Any) -> PortRange:
+        try:
+            return port_ranges.parse(value, port_ranges.ANSWERED_PROTOCOLS)
+        except ValueError as problem:
+            raise _Wrong(str(problem)) from None
+
+    text = {"type": "string", "pattern": f"^{port_ranges.PATTERN}(/(tcp|udp))?$"}
+    return Kind(read, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, text]})
+
+
 def _tags() -> Kind:
     """A list of tags, one tag, or `any` for none in particular."""
 
@@ -385,10 +411,12 @@ class Tailscale:
         "addresses of the link to our own tailscaled; by default such as clash with no route",
         name="linkCIDR",
     )
-    answer_for_node: bool = _key(
+    answer_for_node: Union[bool, Tuple[PortRange, ...]] = _key(
         True,
-        _flag(),
-        "whether the tailnet address of our own tailscaled answers for the node (daemon mode)",
+        _answered(),
+        "on which ports the node answers at the tailnet address of our own tailscaled: true for "
+        "all, a list such as [22, 6443/tcp, 30000-32767], or false for none, in which case the "
+        "node itself does not reach the tailnet either (daemon mode)",
     )
     peer_tags: Tuple[str, ...] = _key(
         ("tag:headcni",),
@@ -679,6 +707,17 @@ def in_mode(config: DaemonConfig, mode: str, socket: str = "") -> DaemonConfig:
     own = TailscaleSocket(socket)
     tailscale = replace(config.tailscale, mode=mode, socket=own, interface_name="")
     return replace(config, tailscale=tailscale)
+
+
+def answered(config: DaemonConfig) -> List[str]:
+    """The node's ports that tailnet peers reach in daemon mode, for people; nothing in host mode,
+    where it is the node's own tailscaled that answers."""
+    chosen = config.tailscale
+    if chosen.mode != "daemon":
+        return []
+    if isinstance(chosen.answer_for_node, bool):
+        return ["all"] if chosen.answer_for_node else ["none"]
+    return [str(one) for one in chosen.answer_for_node]
 
 
 def node_name(config: DaemonConfig) -> str:

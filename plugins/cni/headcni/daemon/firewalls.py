@@ -177,7 +177,7 @@ class Firewalls:
         try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired
-            others = [one.in_words() for one in found if one.problem]
+            others = [one.in_words() for one in found if one.problem and not one.blocks_node]
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:

@@ -282,6 +282,7 @@ class Daemon:
             "since": self._began,
             "mode": self.config.tailscale.mode,
             "interface": self.config.tailscale.interface,
+            "answers": configuration.answered(self.config),
             "pod_cidrs": [str(cidr) for cidr in self.pod_cidrs],
             "cluster_cidrs": [str(cidr) for cidr in self.cluster_cidrs],
             "ready": all(one.holds for one in conditions),

@@ -8,17 +8,19 @@ from dataclasses import dataclass, fields
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Callable, Optional, Tuple
 
+from .. import port_ranges
 from ..errors import INVALID_CONFIG, IO_FAILURE, CniError
 from ..model import Address, Network
 from ..podcidr import PodCidrError
+from ..port_ranges import Answered
 from . import config as configuration
 from .config import DaemonConfig
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """What may be chosen. `answer_for_node` is whether the node itself is in the tailnet: its
-    tailnet address leads to it, and it reaches the tailnet. Pods reach it in either case."""
+    """What may be chosen. `answer_for_node` says on which ports the tailnet address leads to the
+    node. Unless it is False the node reaches the tailnet. Pods reach it in either case."""
 
     namespace: str = "headcni"
     interface: str = "headcni01"
@@ -31,7 +33,7 @@ class MeshConfig:
         ip_network("fd7a:115c:a1e0::/48"),
     )
     pod_cidrs: Tuple[Network, ...] = ()  # this node's own
-    answer_for_node: bool = True
+    answer_for_node: Answered = True
     underlay: Tuple[Address, ...] = ()  # where peers find the node; (): by the default routes
     nameservers: Tuple[Address, ...] = ()  # (): the host's
     run_dir: str = "/run/headcni"
@@ -66,7 +68,7 @@ class MeshConfig:
                 "link4": str(links[4]) if 4 in links else None,
                 "link6": str(links[6]) if 6 in links else None,
                 "pod_cidrs": [str(cidr) for cidr in pod_cidrs],
-                "answer_for_node": chosen.answer_for_node,
+                "answer_for_node": _plain(chosen.answer_for_node),
             }
         )
 
@@ -86,10 +88,17 @@ def _number(low: int, high: int) -> Callable[[Any], int]:
     return read
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("expected true or false")
-    return value
+def _answered(value: Any) -> Answered:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, list) or len(value) > port_ranges.MOST_ANSWERED:
+        most = port_ranges.MOST_ANSWERED
+        raise ValueError(f"expected true, false or a list of up to {most} ports")
+    return tuple(port_ranges.parse(one, port_ranges.ANSWERED_PROTOCOLS) for one in value) or False
+
+
+def _plain(answered: Answered) -> Any:
+    return answered if isinstance(answered, bool) else [str(one) for one in answered]
 
 
 def _link(version: int) -> Callable[[Any], Network]:
@@ -120,7 +129,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "link6": _link(6),
     "tailnet": _several(ip_network),
     "pod_cidrs": _several(ip_network),
-    "answer_for_node": _flag,
+    "answer_for_node": _answered,
     "underlay": _several(ip_address),
     "nameservers": _several(ip_address),
 }

@@ -8,7 +8,7 @@
 
 What the route manager needs of it: peers' pod CIDRs go into its own table `via gateways[version]
 dev interface`. The rest is done here: the tailnet's own ranges have table 5201, and the rules
-around it (see `_rules`) keep whatever a tailscaled of the host's accepts, an exit node too, from
+around it (mesh_rules.py) keep whatever a tailscaled of the host's accepts, an exit node too, from
 taking the namespace's packets. All of the rules have protocol 72 and one of PRIORITIES.
 
 When `ensure` says that it made the namespace, whatever ran in the old one still does: restart
@@ -25,10 +25,9 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address, ip_network
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from pyroute2 import IPRoute, NetlinkError
 
@@ -38,23 +37,22 @@ from ..errors import INTERNAL, INVALID_CONFIG, KERNEL, CniError
 from ..filelock import lock
 from ..model import Address, Network
 from . import config as configuration
-from . import named_netns
+from . import mesh_rules, named_netns
 from .mesh_config import MeshConfig, from_daemon, from_json
+from .mesh_rules import (
+    ANYWHERE,
+    INSIDE,
+    PRIORITIES,
+    ROUTES_TABLE,
+    TAILSCALED_MASK,
+    Cable,
+    Rule,
+    endpoint,
+)
 
 NETNS_DIR = "/run/netns"
 RESOLV_DIR = "/etc/netns"  # where `ip netns exec` takes a namespace's resolv.conf from
 TABLE = "headcni_mesh"  # of nft, one on the host and one inside
-ROUTES_TABLE = 5201
-TUN = "tailscale0"
-INSIDE = "eth0"
-TUN_MTU = 1280
-
-# Before Tailscale's rules (5210 to 5270), and the last one after them.
-FROM_MESH, TO_LINK, PODS_TO_TAILNET, FROM_TAILSCALED, NODE_TO_TAILNET = 5190, 5191, 5192, 5193, 5280
-PRIORITIES = (FROM_MESH, TO_LINK, PODS_TO_TAILNET, FROM_TAILSCALED, NODE_TO_TAILNET)
-MAIN = 32766  # the kernel's own rule for the main table
-# What every tailscaled marks the packets of its own sockets with.
-TAILSCALED_MARK, TAILSCALED_MASK = 0x80000, 0xFF0000
 
 # tailscaled takes link-local addresses for "no network"; these are ordinary private ones.
 _LINKS4 = ("192.168.255.252/30", "172.31.255.252/30", "10.255.255.252/30")
@@ -66,40 +64,6 @@ _RESOLV_CONFS = (
     "/etc/resolv.pre-tailscale-backup.conf",
 )
 _MAGIC_DNS = (ip_address("100.100.100.100"), ip_address("fd7a:115c:a1e0::53"))
-_ANYWHERE: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 – no socket
-
-
-class Rule(NamedTuple):
-    """A rule of ours, as it is compared."""
-
-    version: int
-    priority: int
-    table: int = 0
-    iif: str = ""
-    src: str = ""
-    dst: str = ""
-    mark: int = 0  # under TAILSCALED_MASK
-    goto: int = 0
-
-
-@dataclass(frozen=True)
-class Cable:
-    """The veth pair as it should be. Of each link network, the host has the first address."""
-
-    links: Tuple[Network, ...]
-    mtu: int
-    underlay: Tuple[Address, ...]
-
-    @property
-    def host(self) -> dict[int, Address]:
-        return {one.version: one[1] for one in self.links}
-
-    @property
-    def inside(self) -> dict[int, Address]:
-        return {one.version: one[2] for one in self.links}
-
-    def prefixed(self, end: Mapping[int, Address]) -> set[str]:
-        return {f"{end[one.version]}/{one.prefixlen}" for one in self.links}
 
 
 class _See:
@@ -201,7 +165,7 @@ class MeshNamespace:
                 with netns.entered(fd), IPRoute() as inside:
                     self._see_inside(see, inside, cable)
         self._see_file(see, self._resolv_conf, self._resolv())
-        endpoints = ",".join(_endpoint(one, self.config.port) for one in cable.underlay[:3])
+        endpoints = ",".join(endpoint(one, self.config.port) for one in cable.underlay[:3])
         self._see_file(
             see,
             self._environment,
@@ -255,19 +219,10 @@ class MeshNamespace:
         see.sysctl(f"net/ipv6/conf/{self.interface}/accept_ra", "0")
         see.sysctl(f"net/ipv4/conf/{self.interface}/rp_filter", "2")
         index = _see_link(see, kernel, "", self.interface, cable, cable.host)
-        _see_table(see, "", self._host_chains(cable))
-        wanted = [
-            {
-                "dst": str(dst),
-                "gateway": str(cable.inside[dst.version]),
-                "prefsrc": str(cable.host[dst.version]),
-                "mtu": TUN_MTU,
-            }
-            for dst in self.config.tailnet
-            if dst.version in cable.host
-        ]
+        _see_table(see, "", mesh_rules.host_chains(self.config, cable))
+        wanted = mesh_rules.host_routes(self.config, cable)
         _see_routes(see, kernel, "", index, wanted, ROUTES_TABLE, exactly=True)
-        _see_rules(see, kernel, "", self._rules(cable))
+        _see_rules(see, kernel, "", mesh_rules.host_rules(self.config, cable))
 
     def _keep_router_advertisements(self, see: _See, kernel: Any) -> None:
         """A node that forwards forgets its default router, unless accept_ra is 2."""
@@ -294,79 +249,9 @@ class MeshNamespace:
         )
         index = _see_link(see, kernel, where, INSIDE, cable, cable.inside)
         # Before the routes: a packet must not get through before its address is looked after.
-        _see_table(see, where, self._inside_chains(cable))
-        defaults = [
-            {"dst": f"{_ANYWHERE[family]}/0", "gateway": str(cable.host[version])}
-            for version, (_unused, family) in _families(cable)
-        ]
-        _see_routes(see, kernel, where, index, defaults, RT_TABLE_MAIN)
-        # A peer may advertise a range that holds the link's, or claim this node's pods.
-        home = [*cable.links, *self.config.pod_cidrs]
-        rules = [Rule(one.version, TO_LINK, RT_TABLE_MAIN, dst=str(one)) for one in home]
-        _see_rules(see, kernel, where, [rule for rule in rules if rule.version in cable.host])
-
-    def _rules(self, cable: Cable) -> list[Rule]:
-        """What leaves the namespace, and what answers it, goes by the main table, whatever a
-        tailscaled of the host's accepts. Pods' packets for the tailnet go into the namespace.
-        The node's own do too, except to the peers of the host's tailscaled, which come first.
-
-        A tailscaled tells its peers every address of its node as a way to it, the pods' gateway
-        too. The host's must not try that of another node: it would be a tunnel in our tunnel."""
-        found = []
-        for link in cable.links:
-            version = link.version
-            found.append(Rule(version, FROM_MESH, RT_TABLE_MAIN, iif=self.interface))
-            found.append(Rule(version, TO_LINK, RT_TABLE_MAIN, dst=str(link)))
-            found.append(Rule(version, FROM_TAILSCALED, mark=TAILSCALED_MARK, goto=MAIN))
-            for dst in (one for one in self.config.tailnet if one.version == version):
-                for src in (one for one in self.config.pod_cidrs if one.version == version):
-                    found.append(
-                        Rule(version, PODS_TO_TAILNET, ROUTES_TABLE, src=str(src), dst=str(dst))
-                    )
-                if self.config.answer_for_node:
-                    found.append(Rule(version, NODE_TO_TAILNET, ROUTES_TABLE, dst=str(dst)))
-        return found
-
-    def _host_chains(self, cable: Cable) -> dict[str, list[str]]:
-        """The namespace's way out, and tailscaled's port in: from outside, and from a tailscaled
-        of the host's own, which may be its peer."""
-        port, name = self.config.port, self.interface
-        to_port, out = [], []
-        for version, (family, _unused) in _families(cable):
-            inside = cable.inside[version]
-            to_port.append(
-                f"fib daddr type local udp dport {port} dnat {family} to {_endpoint(inside, port)}"
-            )
-            out.append(f'{family} saddr {inside} oifname != "{name}" masquerade')
-        for dst in self.config.tailnet:
-            if dst.version in cable.host:
-                # A program of the node may have bound another of its addresses.
-                family = "ip" if dst.version == 4 else "ip6"
-                out.append(f'oifname "{name}" {family} daddr {dst} fib saddr type local masquerade')
-        return {
-            "prerouting": [
-                "type nat hook prerouting priority dstnat; policy accept;",
-                *(f'iifname != "{name}" {rule}' for rule in to_port),
-            ],
-            "output": ["type nat hook output priority -100; policy accept;", *to_port],
-            "postrouting": ["type nat hook postrouting priority srcnat; policy accept;", *out],
-        }
-
-    def _inside_chains(self, cable: Cable) -> dict[str, list[str]]:
-        """The node's tailnet address is the TUN's, so masquerading gives it. What is tailscaled's
-        own, its peer API and 100.100.100.100, it takes before the TUN: the rest is the node's."""
-        into, out = [], []
-        for version, (family, _unused) in _families(cable):
-            host = cable.host[version]
-            out.append(f'oifname "{TUN}" {family} saddr {host} masquerade')
-            if self.config.answer_for_node:
-                into.append(f'iifname "{TUN}" fib daddr type local dnat {family} to {host}')
-                # The host's own tailscaled drops the tailnet's addresses from other links.
-                out.append(f'oifname "{INSIDE}" {family} daddr {host} masquerade')
-        return {
-            "prerouting": ["type nat hook prerouting priority dstnat; policy accept;", *into],
-            "postrouting": ["type nat hook postrouting priority srcnat; policy accept;", *out],
-        }
+        _see_table(see, where, mesh_rules.inside_chains(self.config, cable))
+        _see_routes(see, kernel, where, index, mesh_rules.inside_routes(cable), RT_TABLE_MAIN)
+        _see_rules(see, kernel, where, mesh_rules.inside_rules(self.config, cable))
 
     # What is chosen.
 
@@ -647,11 +532,6 @@ def _see_table(see: _See, where: str, chains: Mapping[str, Sequence[str]]) -> No
     )
 
 
-def _families(cable: Cable) -> list[tuple[int, tuple[str, int]]]:
-    names = {4: ("ip", socket.AF_INET), 6: ("ip6", socket.AF_INET6)}
-    return [(link.version, names[link.version]) for link in cable.links]
-
-
 def _named(kernel: Any, name: str) -> Any:
     return next((one for one in kernel.get_links() if one.get("IFLA_IFNAME") == name), None)
 
@@ -682,7 +562,7 @@ def _routes(kernel: Any, family: int, table: int) -> Iterator[dict[str, Any]]:
     for one in kernel.get_routes(family=family, table=table):
         metrics = one.get("RTA_METRICS")
         yield {
-            "dst": f"{one.get('RTA_DST') or _ANYWHERE[family]}/{one['dst_len']}",
+            "dst": f"{one.get('RTA_DST') or ANYWHERE[family]}/{one['dst_len']}",
             "gateway": one.get("RTA_GATEWAY"),
             "oif": one.get("RTA_OIF"),
             "prefsrc": one.get("RTA_PREFSRC"),
@@ -740,10 +620,6 @@ def _nameservers(path: str) -> list[Address]:
                 with suppress(ValueError):
                     found.append(ip_address(words[1].partition("%")[0]))
     return found
-
-
-def _endpoint(address: Address, port: int) -> str:
-    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def _tell_firewalls(path: str) -> None:

@@ -44,6 +44,7 @@ def of(
             pods[ip_network(text)] = None
     mesh = config.tailscale.interface
     own_link = mesh if config.tailscale.mode == "daemon" else OWN_LINK
+    node = _near_end(own_link)
     return PodTraffic(
         bridges=tuple(sorted(bridges)),
         pod_cidrs=tuple(pods),
@@ -51,7 +52,8 @@ def of(
         trusted=config.network.pod_cidr.base or (*own, *_routed()),
         meshes=tuple(dict.fromkeys((mesh, own_link))),
         own_link=own_link,
-        tailscaled=_far_end(own_link),
+        tailscaled=tuple(one + 1 for one in node),
+        node=node,
         answers_for_node=config.tailscale.answer_for_node,
         udp_port=udp_port,
     )
@@ -91,14 +93,14 @@ def _routed() -> Tuple[Network, ...]:
     return tuple(sorted(found, key=lambda one: (one.version, one.network_address)))
 
 
-def _far_end(link: str) -> Tuple[Address, ...]:
+def _near_end(link: str) -> Tuple[Address, ...]:
     """Of each network of the link to our tailscaled the node has the first address, and tailscaled
-    the one after it; nothing if there is no such link."""
+    the next; nothing if there is no such link."""
     with Netlink() as kernel:
         index = kernel.index(link)
         texts = repair.look(kernel).addresses.get(index, frozenset()) if index else frozenset()
     found = sorted((ip_interface(one) for one in texts), key=lambda one: one.version)
-    return tuple(one.ip + 1 for one in found if not one.ip.is_link_local)
+    return tuple(one.ip for one in found if not one.ip.is_link_local)
 
 
 def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:

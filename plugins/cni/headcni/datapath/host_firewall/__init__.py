@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Protocol
 
 from ...errors import KERNEL, CniError
-from . import chains, firewalld, iptables, nftables
+from . import chains, firewalld, iptables, nftables, ts_input
 from .chains import Chain, Table
 from .needs import PodTraffic
 from .our_chain import OurChain
@@ -30,8 +30,11 @@ class Found(NamedTuple):
     missing: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     problem: str = ""  # why it could not be told
+    blocks_node: bool = False  # what tailnet peers send to the node itself, and not pods
 
     def in_words(self) -> str:
+        if self.blocks_node:
+            return self._about_node()
         hooks = ", ".join(sorted({chain.hook for chain in self.blocks}))
         said = f"{self.name} blocks {hooks} by default" if hooks else f"{self.name} may block pods"
         if self.problem:
@@ -39,6 +42,14 @@ class Found(NamedTuple):
         if self.missing:
             return f"{said}, and was not told about pods: {'; '.join(self.missing)}"
         return f"{said}; HeadCNI added {', '.join(self.added) or 'nothing: pods are let through'}"
+
+    def _about_node(self) -> str:
+        said = f"{self.name} drops the IPv4 addresses of tailnet peers"
+        if self.problem:
+            return f"{said}, so this node does not answer them: {self.problem}"
+        if self.missing:
+            return f"{said}, so this node does not answer them without {'; '.join(self.missing)}"
+        return f"{said}; HeadCNI added {', '.join(self.added)}"
 
 
 class Cooperation:
@@ -62,9 +73,9 @@ class Cooperation:
             if view == self._calm and not legacy and not found:
                 return self.found
             every = [*_others(chains.tables(kernel)), *legacy]
-        self.legacy = any(True for table in legacy for _unused in table.blocking())
+        self.legacy = any(ts_input.drops(table) or any(table.blocking()) for table in legacy)
         self.has_tailscale_rules = _has_tailscale_rules(every)
-        self.found = (*found, *self._pass(every, traffic))
+        self.found = (*found, *self._pass(every, traffic), *self._open_to_peers(every, traffic))
         # By the generation from before the look: whatever changes meanwhile is looked at again.
         troubled = any(one.problem for one in self.found)
         self._calm = None if troubled or self.repaired else view
@@ -88,6 +99,24 @@ class Cooperation:
                 problem, missing = str(failure), []
             added = () if missing or problem else _added(table, traffic)
             found.append(Found(_name(table), blocking, tuple(missing), added, problem))
+        return found
+
+    def _open_to_peers(self, every: list[Table], traffic: PodTraffic) -> list[Found]:
+        """Past a tailscaled of the node's own that drops what tailnet peers send to the node."""
+        found = []
+        for table in every:
+            missing, problem = ts_input.differences(table, traffic), ""
+            if missing and self.manage:
+                try:
+                    ts_input.ensure(table, traffic)
+                    self.repaired += tuple(missing)
+                except (CniError, OSError) as failure:
+                    problem = str(failure)
+                missing = []
+            if ts_input.drops(table) and traffic.answers_for_node and traffic.node:
+                added = () if missing or problem else (f"a RETURN to {ts_input.CHAIN}",)
+                name = f"the node's own tailscaled (chain {ts_input.CHAIN})"
+                found.append(Found(name, (), tuple(missing), added, problem, blocks_node=True))
         return found
 
     def _missing(self, table: Table, traffic: PodTraffic) -> list[str]:
@@ -118,6 +147,7 @@ def remove() -> list[str]:
     for table in (*every, *legacy):
         module = iptables if iptables.writes(table) else nftables
         steps.append(lambda module=module, table=table: module.remove(table))  # type: ignore[misc]
+        steps.append(lambda table=table: ts_input.remove(table))  # type: ignore[misc]
     for step in steps:
         try:
             removed += step()

@@ -31,7 +31,7 @@ _CONFLICT = "ZONE_CONFLICT"
 
 
 class Member(NamedTuple):
-    """What a zone has: `kind` is source, interface or port."""
+    """What a zone has: `kind` is source, interface, port or rich-rule."""
 
     zone: str
     kind: str
@@ -115,16 +115,31 @@ def _wanted(traffic: PodTraffic) -> list[Member]:
     found = [Member(ZONE, "interface", one) for one in traffic.links]
     found += [Member(ZONE, "source", str(one)) for one in traffic.trusted]
     found += [Member(ZONE, "source", str(one)) for one in traffic.tailscaled]
+    in_default = [Member("", "rich-rule", one) for one in _rich_rules(traffic)]
     if traffic.udp_port:
-        zone = _run("--get-default-zone").strip()
-        found.append(Member(zone, "port", f"{traffic.udp_port}/udp"))
+        in_default.append(Member("", "port", f"{traffic.udp_port}/udp"))
+    zone = _run("--get-default-zone").strip() if in_default else ""
+    return found + [one._replace(zone=zone) for one in in_default]
+
+
+def _rich_rules(traffic: PodTraffic) -> list[str]:
+    """What tailnet peers may reach of the node, in the form in which firewalld lists it. They have
+    addresses of any kind, so the rules are about the node's end of the link; our own table keeps
+    packets of other links from it. A rule of the operator's that denies comes first."""
+    found = []
+    for address in traffic.node:
+        where = f'rule family="ipv{address.version}" destination address="{address}"'
+        for protocol, port in traffic.answered_ports():
+            chosen = f' port port="{port}" protocol="{protocol}"' if port else ""
+            found.append(f"{where}{chosen} accept")
     return found
 
 
 def _have(wanted: Iterable[Member], permanent: bool) -> set[Member]:
     found = set()
     for zone, kind in dict.fromkeys((one.zone, one.kind) for one in wanted):
-        for value in _run(*_where(zone, permanent), f"--list-{kind}s").split():
+        listed = _run(*_where(zone, permanent), f"--list-{kind}s")
+        for value in listed.splitlines() if kind == "rich-rule" else listed.split():
             found.add(Member(zone, kind, value))
     return found
 

@@ -90,7 +90,7 @@ def ensure(table: Table, traffic: PodTraffic) -> None:
             if not _is_in_place(table, chain, holder, ours.name):
                 commands += _delete_jumps(table, holder, ours.name)
                 commands.append(_insert_jump(table, chain, holder, ours.name))
-    _restore(table, commands)
+    restore(table, commands)
 
 
 def remove(table: Table) -> list[str]:
@@ -103,7 +103,7 @@ def remove(table: Table) -> list[str]:
         if not has_other_jumps(table, name):
             commands.append(f"-X {name}")
     if ours:
-        _restore(table, commands)
+        restore(table, commands)
     return [f"{_shown(table)} {name}" for name in ours]
 
 
@@ -159,7 +159,7 @@ def _jump(name: str) -> str:
     return f"-m comment --comment {NOTE} -j {name}"
 
 
-def _restore(table: Table, commands: Iterable[str]) -> None:
+def restore(table: Table, commands: Iterable[str]) -> None:
     """All of it or nothing; a table that changed since it was read is left for the next pass."""
     program = _program(table.family, table.legacy, "-restore")
     script = "\n".join([f"*{table.name}", *commands, "COMMIT", ""])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from ...model import Address, Network
+from ...port_ranges import ANSWERED_PROTOCOLS, Answered, intervals
 
 ROUTED_LINKS = "hc+"  # the host's ends of pods' links; + stands for the rest of a name
 
@@ -22,8 +23,8 @@ class Accept:
     source: str = ""
     destination: str = ""
     state: str = ""  # "reply" to something that was let through, or "dnat": sent to a host port
-    protocol: str = ""  # "udp", with `port`, or "ipv6-icmp"
-    port: int = 0
+    protocol: str = ""  # "tcp" or "udp", with `port`, or "ipv6-icmp"
+    port: str = ""  # or several in a row: 30000-32767
 
     def as_iptables(self) -> str:
         words = []
@@ -36,7 +37,7 @@ class Accept:
         ):
             words += [option, value] if value else []
         if self.port:
-            words += ["--dport", str(self.port)]
+            words += ["--dport", self.port.replace("-", ":")]
         if self.state:
             states = {"reply": "ESTABLISHED,RELATED", "dnat": "DNAT"}
             words += ["-m", "conntrack", "--ctstate", states[self.state]]
@@ -49,8 +50,8 @@ class Accept:
             words += [f'{key} "{value.replace("+", "*")}"'] if value else []
         for key, value in (("saddr", self.source), ("daddr", self.destination)):
             words += [f"{family} {key} {value}"] if value else []
-        if self.protocol == "udp":
-            words.append(f"meta nfproto ipv{self.version} udp dport {self.port}")
+        if self.port:
+            words.append(f"meta nfproto ipv{self.version} {self.protocol} dport {self.port}")
         elif self.protocol:
             words.append("meta nfproto ipv6 meta l4proto ipv6-icmp")
         if self.state:
@@ -74,7 +75,9 @@ class PodTraffic:
     # The link to our own tailscaled, and its addresses there, where daemon mode has one.
     own_link: str = ""
     tailscaled: Tuple[Address, ...] = ()
-    answers_for_node: bool = False
+    # The node's own addresses on that link, by which tailnet peers reach it, and on which ports.
+    node: Tuple[Address, ...] = ()
+    answers_for_node: Answered = False
     udp_port: int = 0  # of a tailscaled in the node's own network namespace
 
     @property
@@ -99,6 +102,9 @@ class PodTraffic:
             yield Accept("forward", version, came_by=self.own_link, source=own)
             for state in ("reply", "dnat"):
                 yield Accept("forward", version, "", self.own_link, destination=own, state=state)
+        for address in self._answering():  # a node port may lead to a pod of another node
+            for state in ("reply", "dnat"):
+                yield Accept("forward", address.version, self.own_link, self.own_link, state=state)
 
     def _input(self) -> Iterator[Accept]:
         for cidr in self.pod_cidrs:
@@ -109,10 +115,21 @@ class PodTraffic:
         for cidr in self.cluster_cidrs:
             for mesh in self.meshes:
                 yield Accept("input", cidr.version, mesh, source=str(cidr))
-        for address in self.tailscaled if self.answers_for_node else ():
-            yield Accept("input", address.version, self.own_link, source=str(address))
+        for address in self.tailscaled:
+            if self.answers_for_node:
+                yield Accept("input", address.version, self.own_link, source=str(address))
+            if address.version == 6:
+                yield Accept("input", 6, self.own_link, protocol="ipv6-icmp")
+        for address in self._answering():
+            for protocol, port in self.answered_ports():
+                yield Accept(
+                    *("input", address.version, self.own_link),
+                    destination=str(address),
+                    protocol=protocol,
+                    port=port,
+                )
         for version in (4, 6) if self.udp_port else ():
-            yield Accept("input", version, protocol="udp", port=self.udp_port)
+            yield Accept("input", version, protocol="udp", port=str(self.udp_port))
 
     def _output(self) -> Iterator[Accept]:
         for cidr in self.pod_cidrs:
@@ -125,3 +142,24 @@ class PodTraffic:
                 yield Accept("output", cidr.version, "", mesh, destination=str(cidr))
         for address in self.tailscaled:
             yield Accept("output", address.version, "", self.own_link, destination=str(address))
+            if address.version == 6:
+                yield Accept("output", 6, "", self.own_link, protocol="ipv6-icmp")
+        for address in self._answering():
+            yield Accept(
+                *("output", address.version, "", self.own_link),
+                source=str(address),
+                state="reply",
+            )
+
+    def _answering(self) -> Tuple[Address, ...]:
+        return self.node if self.answers_for_node else ()
+
+    def answered_ports(self) -> list[tuple[str, str]]:
+        """Protocols and ports; ("", "") stands for everything."""
+        if isinstance(self.answers_for_node, bool):
+            return [("", "")] if self.answers_for_node else []
+        return [
+            (protocol, port)
+            for protocol in ANSWERED_PROTOCOLS
+            for port in intervals(self.answers_for_node, protocol)
+        ]
