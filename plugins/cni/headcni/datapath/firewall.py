@@ -8,19 +8,19 @@ that somebody took rules or ports out of, by the daemon, which looks at all of i
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
-import hashlib
 import json
-import socket
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Tuple
 
 from ..errors import KERNEL, KERNEL_LACKS, PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
+from ..record import dataclass
+from ..sha import sha256
 from ..store import Store, attachment_states
 from . import netns, nft
 from .netlink import KernelError
@@ -611,7 +611,7 @@ def _comment(db: sqlite3.Connection) -> str:
 @lru_cache(maxsize=8)
 def _digest(needs: _Needs) -> str:
     whole = "".join([_CHAINS, *_sets(needs)])
-    return f"headcni {hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+    return f"headcni {sha256(whole.encode()).hexdigest()[:24]}"
 
 
 def _needs(db: sqlite3.Connection) -> _Needs:
