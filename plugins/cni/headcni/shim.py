@@ -53,18 +53,20 @@ class DaemonSilent(Exception):
     """The daemon has the call, and has not answered in time."""
 
 
+class TooLong(Exception):
+    """The netconf."""
+
+
 def main(program: bytes = b"headcni") -> None:
     stdin = _read_all(0)
     posix.environ[PROGRAM] = program
-    answer: "bytes | None"
     daemon = None
     try:
-        if len(stdin) > STDIN_LIMIT:
-            answer = _too_long()
-        else:
-            answer, daemon = _learnt(sys.argv[1:]) or _ask_daemon(posix.environ, stdin)
+        answer, daemon = _learnt(sys.argv[1:]) or _ask_daemon(posix.environ, stdin)
     except DaemonSilent:
         answer = _complaint(stdin)
+    except TooLong:
+        answer = _too_long()
     if answer is None or answer[0] == HANDED_BACK:
         _run_here(stdin, daemon)
     else:
@@ -101,6 +103,8 @@ def _ask_daemon(
     env: "dict[bytes, bytes]", stdin: bytes
 ) -> "tuple[bytes | None, _socket.socket | None]":
     """The body of its answer, and the connection; None if the call is not for it."""
+    if len(stdin) > STDIN_LIMIT:
+        raise TooLong
     path = env.get(_SOCKET_VARIABLE, SOCKET)
     if not path or env.get(b"CNI_COMMAND") == b"VERSION" or _has_relative_paths(env):
         return None, None
