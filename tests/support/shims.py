@@ -131,7 +131,8 @@ class Daemon:
 class Outcome:
     code: int
     stdout: bytes
-    request: protocol.Request | None  # the last one that the daemon got
+    asked: int  # how often the daemon got a request
+    request: protocol.Request | None  # the last of them
     netns: tuple[int, int] | None
     report: bytes | None
     used_python: bool
@@ -148,7 +149,7 @@ class Outcome:
     @property
     def same(self) -> tuple[object, ...]:
         """What must not depend on the shim."""
-        return self.code, self.stdout, self.request, self.netns, self.report
+        return self.code, self.stdout, self.asked, self.request, self.netns, self.report
 
 
 class Release:
@@ -198,6 +199,7 @@ class Release:
         return Outcome(
             done.returncode,
             done.stdout,
+            len(daemon.requests),
             daemon.requests[-1] if daemon.requests else None,
             daemon.netns[-1] if daemon.netns else None,
             daemon.reports[-1] if daemon.reports else None,

@@ -76,6 +76,18 @@ def opened(data_dir: str) -> Iterator[Node]:
         yield Node(store, Ipam(store), kernel)
 
 
+@contextmanager
+def opened_until_exit(data_dir: str) -> Iterator[Node]:
+    """The same for a process that ends with the call. Closing the store would copy SQLite's log
+    into the database and wait for the disk; the kernel closes it, and a later process copies."""
+    store = Store.in_directory(data_dir)
+    _left_open.append(store)
+    with Netlink() as kernel:
+        yield Node(store, Ipam(store), kernel)
+
+
+_left_open: list[Store] = []
+
 Opener = Callable[[str], AbstractContextManager[Node]]
 
 
@@ -823,7 +835,7 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
 def main(stdin: bytes, daemon: Optional[socket] = None) -> int:
     """The process that containerd started, when there is no daemon to ask, or it wants us to run
     the call (`daemon` is the connection to it). Its exit code."""
-    outcome = run(os.environ, stdin)
+    outcome = run(os.environ, stdin, open_node=opened_until_exit)
     sys.stdout.buffer.write(outcome.output)
     sys.stdout.flush()
     if daemon is not None:

@@ -125,6 +125,14 @@ CASES = [
     ),
     ("60 variables", {b"CNI_%d" % n: b"" for n in range(60)}, b"{}", answering(0), "answer", True),
     ("70 variables", {b"CNI_%d" % n: b"" for n in range(70)}, b"{}", answering(0), "answer", False),
+    (
+        "variables beyond a message",
+        {b"CNI_%d" % n: b"x" * 120_000 for n in range(10)},
+        b"{5}",
+        answering(0),
+        "run",
+        False,
+    ),
     ("large variables", {b"CNI_ARGS": b"x" * 120_000}, b"{}", answering(0), "answer", True),
 ]
 
