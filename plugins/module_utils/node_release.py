@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from . import node_shim
+from .node_shim import content_of
 
 ROOT = "/opt/headcni"
 PYTHON = "/usr/bin/python3"  # what the programs' first line says
@@ -281,8 +282,8 @@ def arrange(
     coming = not os.path.isdir(release.path)  # foretold: what its units hold is not known here
     for name in unit_names(root) if coming else _names(os.path.join(release.path, "units")):
         path = os.path.join(wanted.unit_dir, name)
-        content = _bytes(os.path.join(release.path, "units", name))
-        if os.path.exists(path) and (coming or _bytes(path) == content):
+        content = content_of(os.path.join(release.path, "units", name))
+        if os.path.exists(path) and (coming or content_of(path) == content):
             continue
         units.append(name)
         steps.note(f"{path} of before" if os.path.exists(path) else "", f"{path} of {release.name}")
@@ -350,7 +351,7 @@ def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
 
 def _recorded(root: str) -> list[str]:
     """Every place that a link of ours was ever put: the directories may be others by now."""
-    return _bytes(os.path.join(root, "links")).decode(errors="replace").splitlines()
+    return content_of(os.path.join(root, "links")).decode(errors="replace").splitlines()
 
 
 def _record(links: Iterable[str], root: str) -> None:
@@ -531,16 +532,8 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-
-
 def _text(path: str) -> str:
-    return _bytes(path).decode("utf-8", "replace").strip()
+    return content_of(path).decode("utf-8", "replace").strip()
 
 
 def _last_line(text: str) -> str:

@@ -64,7 +64,7 @@ def choose(release: str, wanted: bool, machine: str = "") -> Shim:
     if not name or not os.path.exists(path):
         return _python(release, f"Python (the release has no native shim for {machine})")
     content = _verified(release, name)
-    if any(_bytes(os.path.join(release, "bin", one)) != content for one in PROGRAMS):
+    if any(content_of(os.path.join(release, "bin", one)) != content for one in PROGRAMS):
         problem = _trouble(path)
         if problem:
             shown = f"the native shim does not run on this node: {path}: {problem}"
@@ -77,20 +77,20 @@ def outdated(release: str, shim: Shim) -> list[str]:
     return [
         name
         for name, content in shim.programs.items()
-        if _bytes(os.path.join(release, "bin", name)) != content
+        if content_of(os.path.join(release, "bin", name)) != content
     ]
 
 
 def _python(release: str, label: str, problem: str = "") -> Shim:
-    found = {name: _bytes(os.path.join(release, "python", name)) for name in PROGRAMS}
+    found = {name: content_of(os.path.join(release, "python", name)) for name in PROGRAMS}
     return Shim({name: content for name, content in found.items() if content}, label, problem)
 
 
 def _verified(release: str, name: str) -> bytes:
     folder = os.path.join(release, "native")
-    content = _bytes(os.path.join(folder, name))
+    content = content_of(os.path.join(folder, name))
     digest = hashlib.sha256(content).hexdigest()
-    listed = _bytes(os.path.join(folder, "SHA256SUMS")).decode(errors="replace").splitlines()
+    listed = content_of(os.path.join(folder, "SHA256SUMS")).decode(errors="replace").splitlines()
     if f"{digest}  {name}" not in listed:
         raise ShimError(
             f"{folder}/{name}: its SHA-256 {digest} is not in {folder}/SHA256SUMS; the file was "
@@ -118,7 +118,8 @@ def _trouble(path: str) -> str:
     return f"exit code {done.returncode}, {(done.stdout or done.stderr)[:200]!r}"
 
 
-def _bytes(path: str) -> bytes:
+def content_of(path: str) -> bytes:
+    """Empty if there is no such file."""
     try:
         with open(path, "rb") as stream:
             return stream.read()
