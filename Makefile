@@ -29,7 +29,7 @@ LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slir
 	systemd-container
 VM_PACKAGES := e2fsprogs qemu-system-x86
 # What only the tests run on this machine, beside those.
-TEST_PACKAGES := curl gpg iptables procps
+TEST_PACKAGES := curl gcc gpg iptables libc6-dev procps qemu-user
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 # Without it Molecule warns at each run that it prefers the folder extensions/molecule.
@@ -102,6 +102,11 @@ test-headscale-versions: cache .venv/ready ## modules, site.yml and verify.yml a
 	@for release in $(or $(HEADSCALE),$(HEADSCALE_RELEASES)); do \
 	$(LAB) tools headscale-$$release; \
 	HEADCNI_HEADSCALE=$$release $(PYTEST) $(HEADSCALE_MODULE_TESTS) tests/lab/test_headscale_versions.py; done
+
+.PHONY: test-native-shim
+test-native-shim: cache .venv/ready ## every architecture built from nothing, compared and run; more fuzzing (not in `test`)
+	HEADCNI_SHIM_ARCHITECTURES=all HEADCNI_SHIM_EXAMPLES=2000 $(PYTEST) tests/unit/cni/test_shims.py \
+		tests/unit/cni/test_native_build.py
 
 .PHONY: test-lab
 test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
@@ -181,7 +186,7 @@ fmt: .venv/ready ## put the code in shape
 	ruff check --fix $(PYTHON_SOURCES)
 
 .PHONY: lock
-lock: .venv/ready ## pin both requirements.in anew
+lock: .venv/ready ## pin every requirements.in anew
 	$(PY) -m pip install --quiet pip-tools
 	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
@@ -189,13 +194,20 @@ lock: .venv/ready ## pin both requirements.in anew
 	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file plugins/cni/requirements.lock plugins/cni/requirements.in
+	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file plugins/cni/native/requirements.lock plugins/cni/native/requirements.in
 
 .PHONY: checksums
 checksums: ## note the SHA-256 of a version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
 	python3 tests/support/tailscale_checksums.py $(TAILSCALE)
 
+.PHONY: native-shim
+native-shim: .venv/ready ## build plugins/cni/native for all architectures, if its sources have changed
+	@$(PY) plugins/cni/native/build.py
+
 .PHONY: release
-release: .venv/ready ## build dist/headcni-runtime-VERSION.tar.gz, what a node installs
+release: native-shim ## build dist/headcni-runtime-VERSION.tar.gz, what a node installs
 	@$(PY) plugins/cni/release.py --output dist
 
 .PHONY: clean

@@ -19,7 +19,7 @@ from .stage import Stage
 
 SUBNET = "10.88.0.0/16"
 SHARES = (0, 50, 99)
-BARS = {0: 3.0, 50: 1.0, 99: 1.0}
+BARS = {0: 0.8, 50: 1.0, 99: 1.0}
 ROUNDS = 15
 INSIDE = 3000
 

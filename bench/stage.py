@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.headcni.mesh.plugins.module_utils import node_shim
 from cni_node import CniNode, Namespace, sh
 
 from headcni import __version__
@@ -53,7 +54,7 @@ class Stage:
         return self.folder / "data"
 
     def install(self) -> None:
-        """As the role does: unpacked, compiled, linked."""
+        """As the role does: unpacked, compiled, linked, with the native shim."""
         made = sh(sys.executable, CHECKOUT / "plugins/cni/release.py", "--output", self.folder)
         tarball = self.folder / made.stdout.strip().rpartition("/")[2]
         with tarfile.open(tarball) as archive:
@@ -61,6 +62,8 @@ class Stage:
         release = next((self.opt / "releases").iterdir())
         (self.opt / "current").symlink_to(release)
         sh("/usr/bin/python3", "-m", "compileall", "-q", release, check=False)
+        for name, content in node_shim.choose(str(release), wanted=True).programs.items():
+            (release / "bin" / name).write_bytes(content)
         self.bin.mkdir()
         for name in ("headcni", "headcni-ipam"):
             (self.bin / name).symlink_to(release / "bin" / name)

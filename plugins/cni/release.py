@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 LOCK = HERE / "requirements.lock"
 # Not in the sources: Ansible's own checks know no such first line. -IS saves a pod some 10 ms.
 FIRST_LINE = b"#!/usr/bin/python3 -IS\n"
+SHIMS = ("headcni", "headcni-ipam", "loopback")  # what a container runtime starts
 MTIME = 315532800  # 1980-01-01, the oldest that every archive format can say
 
 
@@ -41,6 +42,9 @@ def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
     """Path in the release, bytes, mode. Links are followed: a release stands alone."""
     for program in sorted((HERE / "bin").iterdir()):
         yield f"bin/{program.name}", FIRST_LINE + program.read_bytes(), 0o755
+    for name in SHIMS:  # what the native shim executes, which takes their place in bin/ on a node
+        yield f"python/{name}", FIRST_LINE + (HERE / "bin" / name).read_bytes(), 0o755
+    yield from native_shims()
     for unit in sorted((HERE / "units").iterdir()):
         yield f"units/{unit.name}", unit.read_bytes(), 0o644
     sources = [*(HERE / "headcni").rglob("*.py"), *(HERE / "headcni").rglob("*.json")]
@@ -52,6 +56,20 @@ def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
                 if not name.endswith("/"):
                     yield f"vendor/{name}", archive.read(name), 0o644
     yield "VERSION", f"{version()}\n".encode(), 0o644
+
+
+def native_shims(folder: Path = HERE / "native") -> Iterator[tuple[str, bytes, int]]:
+    """One for each architecture; native/build.py makes them, and notes their hashes."""
+    if not (folder / "SHA256SUMS").exists():
+        return  # taken out of the sources: nodes use the Python shim
+    sums = (folder / "SHA256SUMS").read_bytes()
+    for line in sums.decode().splitlines():
+        digest, name = line.split()
+        content = (folder / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            sys.exit(f"release: {folder / name} is not what SHA256SUMS says: make native-shim")
+        yield f"native/{name}", content, 0o755
+    yield "native/SHA256SUMS", sums, 0o644
 
 
 def locked_wheels(folder: Path) -> Iterator[bytes]:

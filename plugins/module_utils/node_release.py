@@ -25,6 +25,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from . import node_shim
+from .node_shim import content_of
+
 ROOT = "/opt/headcni"
 PYTHON = "/usr/bin/python3"  # what the programs' first line says
 OLDEST_PYTHON = (3, 9)
@@ -74,6 +77,7 @@ class Wanted:
     unit_dir: str = UNIT_DIR
     plugin_dirs: Sequence[str] = PLUGIN_DIRS
     keep: int = 3
+    native_shim: bool = True
 
 
 @dataclass
@@ -221,7 +225,10 @@ def compile_release(path: str, as_if: str, python: str = PYTHON) -> None:
 def try_out(path: str, version: str, python: str = PYTHON) -> None:
     """Whether it runs on this node: the plugin's VERSION, the daemon's and the command's."""
     env = {"CNI_COMMAND": "VERSION", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-    asked = [python, "-IS", os.path.join(path, "bin", "headcni")]
+    shim = os.path.join(path, "python", "headcni")  # the one in bin/ may be native
+    if not os.path.exists(shim):
+        shim = os.path.join(path, "bin", "headcni")
+    asked = [python, "-IS", shim]
     done = _run(asked, 60, stdin='{"cniVersion": "1.0.0"}', env=env)
     with suppress(ValueError, KeyError, TypeError):
         if done.returncode == 0 and "1.0.0" in json.loads(done.stdout)["supportedVersions"]:
@@ -260,6 +267,7 @@ def arrange(
             f"{', '.join(in_the_way)}: not a link of HeadCNI's; move it away, "
             "or choose another directory"
         )
+    _arrange_shim(release, wanted, steps, dry=dry)
     if not dry:
         _record(links, root)
     for path, target in links.items():
@@ -274,8 +282,8 @@ def arrange(
     coming = not os.path.isdir(release.path)  # foretold: what its units hold is not known here
     for name in unit_names(root) if coming else _names(os.path.join(release.path, "units")):
         path = os.path.join(wanted.unit_dir, name)
-        content = _bytes(os.path.join(release.path, "units", name))
-        if os.path.exists(path) and (coming or _bytes(path) == content):
+        content = content_of(os.path.join(release.path, "units", name))
+        if os.path.exists(path) and (coming or content_of(path) == content):
             continue
         units.append(name)
         steps.note(f"{path} of before" if os.path.exists(path) else "", f"{path} of {release.name}")
@@ -283,6 +291,24 @@ def arrange(
             os.makedirs(wanted.unit_dir, exist_ok=True)
             _write(path, content, 0o644)
     return units
+
+
+def _arrange_shim(release: Release, wanted: Wanted, steps: Steps, *, dry: bool) -> None:
+    """The native shim in the release's bin/, or Python's. A release comes with Python's."""
+    shim = shim_of(release, wanted)
+    outdated = node_shim.outdated(release.path, shim)
+    if outdated or (shim.is_native and not os.path.isdir(release.path)):
+        steps.note("", f"shim: {shim.label}")
+    for name in () if dry else outdated:
+        _write(os.path.join(release.path, "bin", name), shim.programs[name], 0o755)
+
+
+def shim_of(release: Release, wanted: Wanted) -> node_shim.Shim:
+    """The shim that this release is to have here."""
+    try:
+        return node_shim.choose(release.path, wanted.native_shim)
+    except node_shim.ShimError as problem:
+        raise ReleaseError(str(problem)) from None
 
 
 def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> str:
@@ -325,7 +351,7 @@ def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
 
 def _recorded(root: str) -> list[str]:
     """Every place that a link of ours was ever put: the directories may be others by now."""
-    return _bytes(os.path.join(root, "links")).decode(errors="replace").splitlines()
+    return content_of(os.path.join(root, "links")).decode(errors="replace").splitlines()
 
 
 def _record(links: Iterable[str], root: str) -> None:
@@ -506,16 +532,8 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-
-
 def _text(path: str) -> str:
-    return _bytes(path).decode("utf-8", "replace").strip()
+    return content_of(path).decode("utf-8", "replace").strip()
 
 
 def _last_line(text: str) -> str:

@@ -69,6 +69,8 @@ def has_release(
             return False
         node_release.arrange(now, wanted, steps, root=root, dry=True)
         node_release.prune(wanted.keep, steps, root=root, dry=True, spare=now.name)
+        if node_release.shim_of(now, wanted).problem:
+            return False  # its module warns of it
     except (node_release.ReleaseError, OSError):
         return False
     whole = node_release.is_compiled(now, interpreter)

@@ -53,6 +53,11 @@ options:
     description: How many releases to keep, as for M(headcni.mesh.headcni_release).
     type: int
     default: 3
+  native_shim:
+    description: Whether to use the native shim, as for M(headcni.mesh.headcni_release).
+    type: bool
+    default: true
+    version_added: 0.2.0
   conflist:
     description: The options of M(headcni.mesh.headcni_conflist), but for the pod and cluster CIDRs.
       Without it, that part is not looked at.
@@ -241,6 +246,7 @@ def main() -> None:
             "checksum": {"type": "str"},
             "plugin_dirs": {**paths, "default": list(node_release.PLUGIN_DIRS)},
             "keep": {"type": "int", "default": 3},
+            "native_shim": {"type": "bool", "default": True},
             "conflist": {"type": "dict"},
             "require_pod_cidr": {"type": "bool", "default": False},
             "awaits_pod_cidr": {"type": "bool", "default": False},
@@ -352,6 +358,7 @@ def settled(config: dict, found: podcidr.Resolution, given: dict, interpreter) -
         command_dir=given["bin_dir"],
         plugin_dirs=given["plugin_dirs"],
         keep=given["keep"],
+        native_shim=given["native_shim"],
     )
     version, checksum = given["version"] or "", given["checksum"] or ""
     if version and node_settled.has_release(version, checksum, wanted, interpreter):

@@ -79,6 +79,14 @@ options:
     type: path
     default: /run/tailscale/tailscaled.sock
     version_added: 0.2.0
+  native_shim:
+    description:
+      - Whether the container runtime starts the native shim, if the release has one for the node's
+        architecture. It only hands calls to the daemon, without starting Python for that.
+      - With V(false), and on other architectures, it starts the Python shim.
+    type: bool
+    default: true
+    version_added: 0.2.0
 attributes:
   check_mode:
     support: full
@@ -130,6 +138,11 @@ units_changed:
   type: list
   elements: str
   returned: success
+shim:
+  description: Which shim the container runtime starts, and why if it is Python's.
+  type: str
+  returned: success
+  sample: native (x86_64)
 loopback:
   description: Where the loopback plugin comes from; empty if neither node nor release has one.
   type: str
@@ -169,6 +182,7 @@ def main() -> None:
             },
             "keep": {"type": "int", "default": 3},
             "tailscale_socket": {"type": "path", "default": modes.SOCKETS["host"]},
+            "native_shim": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
@@ -229,6 +243,9 @@ def present(module: AnsibleModule) -> dict:
     )
     if units and not dry and node.has_systemd():
         node.order("daemon-reload")
+    shim = node_release.shim_of(release, wanted)
+    if shim.problem:
+        module.warn(f"{shim.problem}; the container runtime starts the Python shim instead")
     if not loopback:
         module.warn(NO_LOOPBACK.format(dirs=" or ".join(wanted.bin_dirs)))
     return {
@@ -236,6 +253,7 @@ def present(module: AnsibleModule) -> dict:
         "diff": steps.diff(),
         "removed": removed,
         "units_changed": units,
+        "shim": shim.label,
         "loopback": loopback,
         **summary(before, release.as_dict()),
     }
@@ -294,6 +312,7 @@ def wanted_of(given: dict) -> node_release.Wanted:
         command_dir=given["bin_dir"],
         plugin_dirs=given["plugin_dirs"],
         keep=given["keep"],
+        native_shim=given["native_shim"],
     )
 
 

@@ -157,7 +157,7 @@ def _key(sources: Path) -> str:
     """Of everything that a release is made from."""
     digest = hashlib.sha256()
     files = [sources / "release.py", sources / "requirements.lock"]
-    for folder in ("bin", "units", "headcni"):
+    for folder in ("bin", "units", "headcni", "native"):
         files += (one for one in (sources / folder).rglob("*") if one.suffix != ".pyc")
     for file in sorted(files):
         if file.is_file():

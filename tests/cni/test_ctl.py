@@ -214,7 +214,7 @@ def test_the_conflist_in_charge_is_shown_and_handed_back(ctl, tmp_path):
 def test_version_tells_what_runs(ctl):
     answer = json.loads(ctl("version", "--json").stdout)
     assert answer["cni"] == ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]
-    assert set(answer) == {"headcni", "cni", "python"}
+    assert set(answer) == {"headcni", "cni", "python", "shim"}
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(program, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -83,6 +84,16 @@ def test_the_artifact_holds_no_compiled_file_and_no_link_that_leads_out_of_it(ar
     with tarfile.open(artifact) as archive:
         assert [n for n in archive.getnames() if n.endswith(".pyc")] == []
         assert [m.name for m in archive if m.issym() and m.linkname.startswith("/")] == []
+
+
+def test_the_artifact_has_the_native_shim_so_that_a_controller_needs_no_compiler(artifact):
+    folder = "plugins/cni/native"
+    with tarfile.open(artifact) as archive:
+        listed = archive.extractfile(f"{folder}/SHA256SUMS").read().decode().splitlines()
+        for digest, name in map(str.split, listed):
+            content = archive.extractfile(f"{folder}/{name}").read()
+            assert hashlib.sha256(content).hexdigest() == digest
+    assert len(listed) == 7
 
 
 def test_the_playbook_resolves_by_its_full_name_elsewhere(installed):

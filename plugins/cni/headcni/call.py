@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from .errors import BAD_ENVIRONMENT, CniError
 from .ipam.config import split_cni_args
 from .model import Owner, PodRef
+from .record import dataclass, field, replace
 
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*\Z")
 EXPECTED_NAME = "letters, digits, _ . and -, starting with a letter or digit"

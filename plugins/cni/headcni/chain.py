@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 from .config import valid_attachments
@@ -25,6 +24,7 @@ from .errors import (
 from .exec import MAX_NESTING, deeper, find, invoke, steps
 from .ipam.config import ANNOTATIONS
 from .model import NetworkConfig, Owner
+from .record import replace
 from .result import VERSIONS, Result, before, read, shape
 from .store import PluginState, Store
 from .subnet_env import delegate_config

@@ -211,11 +211,11 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
     return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
 
 
-def main(stdin: bytes) -> None:
-    """The process that the runtime started, when there is no daemon to ask."""
+def main(stdin: bytes) -> int:
+    """The process that the runtime started, when there is no daemon to ask. Its exit code."""
     import sys
 
     code, answer = run(os.environ, stdin)
     sys.stdout.buffer.write(answer)
     sys.stdout.flush()
-    sys.exit(1 if code else 0)
+    return 1 if code else 0

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
@@ -34,6 +33,7 @@ from .errors import CniError
 from .ipam.allocate import Ipam
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from .record import dataclass, field, replace
 from .result import ips_of, read
 from .store import (
     DATA_DIR,

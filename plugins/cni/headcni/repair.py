@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -22,6 +21,7 @@ from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import ADDRESS_TAKEN, STORE, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, LeasedAddress, NetworkConfig
+from .record import replace
 from .store import Attachment
 
 if TYPE_CHECKING:

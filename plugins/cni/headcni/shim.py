@@ -20,6 +20,13 @@ A daemon that will not take the call (another release, another network namespace
 cannot (it is stopping, or was killed) closes the connection without an answer. The call is then run
 in this process: every verb may be run again after half of it was done. Only a daemon that is silent
 gets no second runner beside it: it may still be at work.
+
+native/shim.c does the same without an interpreter, as far as the daemon answers. It executes this
+program for everything else, and says by arguments what it has learnt from the daemon already:
+
+    refused           there is no daemon that takes the call
+    silent            the daemon has the call, and has not answered in time
+    handed-back FD    run the call; FD is the connection to the daemon
 """
 
 import _socket
@@ -32,6 +39,7 @@ SOCKET = b"/run/headcni/cni.sock"
 MAGIC = b"headcni\x01"  # the last byte is the protocol's version
 HEADER = len(MAGIC) + 4
 LIMIT = 1 << 20  # of either message; a longer one is refused, and its call run here
+STDIN_LIMIT = 16 << 20  # a longer netconf is an error
 HAND_OVER_SECONDS = 5.0
 ANSWER_SECONDS = 120.0  # kubelet gives a sandbox four minutes
 HANDED_BACK = 2
@@ -45,14 +53,20 @@ class DaemonSilent(Exception):
     """The daemon has the call, and has not answered in time."""
 
 
+class TooLong(Exception):
+    """The netconf."""
+
+
 def main(program: bytes = b"headcni") -> None:
     stdin = _read_all(0)
     posix.environ[PROGRAM] = program
     daemon = None
     try:
-        answer, daemon = _ask_daemon(posix.environ, stdin)
+        answer, daemon = _learnt(sys.argv[1:]) or _ask_daemon(posix.environ, stdin)
     except DaemonSilent:
         answer = _complaint(stdin)
+    except TooLong:
+        answer = _too_long()
     if answer is None or answer[0] == HANDED_BACK:
         _run_here(stdin, daemon)
     else:
@@ -60,6 +74,19 @@ def main(program: bytes = b"headcni") -> None:
         while output:
             output = output[posix.write(1, output) :]
         posix._exit(answer[0])  # nothing is left to tidy up, and tidying takes a millisecond
+
+
+def _learnt(arguments: "list[str]") -> "tuple[None, _socket.socket | None] | None":
+    """What the native shim has learnt from the daemon; None if we are to ask it."""
+    if arguments[:1] == ["silent"]:
+        raise DaemonSilent
+    if arguments[:1] == ["refused"]:
+        return None, None
+    if arguments[:1] != ["handed-back"]:
+        return None
+    fd = int(arguments[1])
+    posix.set_inheritable(fd, False)  # other plugins must not keep the connection open
+    return None, _socket.socket(fileno=fd)
 
 
 def request(env: "dict[bytes, bytes]", netns: bytes, stdin: bytes) -> bytes:
@@ -76,6 +103,8 @@ def _ask_daemon(
     env: "dict[bytes, bytes]", stdin: bytes
 ) -> "tuple[bytes | None, _socket.socket | None]":
     """The body of its answer, and the connection; None if the call is not for it."""
+    if len(stdin) > STDIN_LIMIT:
+        raise TooLong
     path = env.get(_SOCKET_VARIABLE, SOCKET)
     if not path or env.get(b"CNI_COMMAND") == b"VERSION" or _has_relative_paths(env):
         return None, None
@@ -149,40 +178,67 @@ def _seconds(env: "dict[bytes, bytes]") -> float:
 
 def _read_all(fd: int) -> bytes:
     parts: list[bytes] = []
-    while True:
+    length = 0
+    while length <= STDIN_LIMIT:
         part = posix.read(fd, 1 << 16)
         if not part:
-            return b"".join(parts)
+            break
         parts.append(part)
+        length += len(part)
+    return b"".join(parts)
 
 
 def _run_here(stdin: bytes, daemon: "_socket.socket | None" = None) -> None:
     """Load the runtime, and run the verb in this process."""
+    import gc
+
+    gc.disable()  # the process ends before garbage matters, and a pod waits for it
     sys.path.insert(1, sys.path[0] + "/vendor")
     program = posix.environ.get(PROGRAM)
     if program == IPAM:
-        from .ipam.plugin import main as run_verb
-    elif program == LOOPBACK:
-        from .loopback import main as run_verb
-    else:
-        from .verbs import main
+        from .ipam.plugin import main
 
-        main(stdin, daemon)
-        return
-    run_verb(stdin)
+        code = main(stdin)
+    elif program == LOOPBACK:
+        from .loopback import main
+
+        code = main(stdin)
+    else:
+        from .verbs import main as run_verb
+
+        code = run_verb(stdin, daemon)
+    sys.stderr.flush()
+    posix._exit(code)  # unloading the runtime takes milliseconds
+
+
+def _too_long() -> bytes:
+    from .errors import UNDECODABLE
+
+    return _failed(
+        UNDECODABLE,
+        "the configuration on stdin is too long",
+        f"it has more than {STDIN_LIMIT >> 20} MiB",
+    )
 
 
 def _complaint(stdin: bytes) -> bytes:
-    import os
-
-    from .errors import TRY_AGAIN, CniError
-    from .verbs import failure
+    from .errors import TRY_AGAIN
 
     path = posix.environ.get(_SOCKET_VARIABLE, SOCKET).decode(errors="replace")
-    problem = CniError(
+    return _failed(
         TRY_AGAIN,
         f"headcni-daemon did not answer within {_seconds(posix.environ):g} s",
         f"it listens on {path} and may still be at work on this call; "
         "see: systemctl status headcni-daemon",
+        stdin,
     )
-    return b"\x01" + failure(problem, os.environ, stdin)[1]
+
+
+def _failed(code: int, message: str, details: str, stdin: bytes = b"") -> bytes:
+    """As the daemon would answer."""
+    import os
+
+    from .errors import CniError
+    from .verbs import failure
+
+    return b"\x01" + failure(CniError(code, message, details), os.environ, stdin)[1]

@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Callable, NamedTuple, TypeVar, final
 
 from .errors import STORE, TRY_AGAIN, CniError
 from .model import Address, Lease, LeasedAddress, Owner, PodRef
+from .record import dataclass, field
 from .runtime_config import storable
 
 T = TypeVar("T")

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
 from .ipam.config import Problem
 from .model import Network, NetworkConfig
+from .record import dataclass
 
 DEFAULT_FILE = "/run/headcni/subnet.env"
 DEFAULT_DATA_DIR = "/var/lib/cni/headcni"

@@ -13,7 +13,6 @@ import time
 from _socket import socket
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, NamedTuple, Optional, TypeVar
 
@@ -39,9 +38,9 @@ from .exec import ensure_plugins_allowed
 from .ipam.allocate import Ipam
 from .ipam.config import ROUTE_KEYS, ensure_may_ask
 from .ipam.config import TYPE as OUR_IPAM
-from .ipam.hostlocal import import_on_request
 from .model import Address, Dns, Lease, LeasedAddress, NetworkConfig, Owner, PodRef, Route
 from .modes import LINKS
+from .record import dataclass, field, replace
 from .shim import HAND_OVER_SECONDS, MAGIC
 from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 
@@ -76,6 +75,18 @@ def opened(data_dir: str) -> Iterator[Node]:
     with Store.in_directory(data_dir) as store, Netlink() as kernel:
         yield Node(store, Ipam(store), kernel)
 
+
+@contextmanager
+def opened_until_exit(data_dir: str) -> Iterator[Node]:
+    """The same for a process that ends with the call. Closing the store would copy SQLite's log
+    into the database and wait for the disk; the kernel closes it, and a later process copies."""
+    store = Store.in_directory(data_dir)
+    _left_open.append(store)
+    with Netlink() as kernel:
+        yield Node(store, Ipam(store), kernel)
+
+
+_left_open: list[Store] = []
 
 Opener = Callable[[str], AbstractContextManager[Node]]
 
@@ -661,7 +672,10 @@ def _lease(node: Node, network: NetworkConfig, owner: Owner, call: Call, undo: E
         ensure_may_ask(network.ipam, call.pod.namespace)
         dns = _own_dns(network)
         ranges = network.ipam.range_sets
-        import_on_request(node.store, owner.network, network.ipam.raw, ranges)
+        if network.ipam.raw.get("importHostLocal"):
+            from .ipam.hostlocal import import_on_request  # few networks ask for it
+
+            import_on_request(node.store, owner.network, network.ipam.raw, ranges)
         in_use = link.address_in_use(node.kernel)
         lease = node.ipam.allocate(owner, network.ipam, str(call.pod), in_use)
         return _Given(lease.addresses, network.ipam.routes, dns)
@@ -829,15 +843,15 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
     return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
 
 
-def main(stdin: bytes, daemon: Optional[socket] = None) -> None:
+def main(stdin: bytes, daemon: Optional[socket] = None) -> int:
     """The process that containerd started, when there is no daemon to ask, or it wants us to run
-    the call (`daemon` is the connection to it)."""
-    outcome = run(os.environ, stdin)
+    the call (`daemon` is the connection to it). Its exit code."""
+    outcome = run(os.environ, stdin, open_node=opened_until_exit)
     sys.stdout.buffer.write(outcome.output)
     sys.stdout.flush()
     if daemon is not None:
         _report(daemon, outcome)
-    sys.exit(outcome.exit_code)
+    return outcome.exit_code
 
 
 def _report(daemon: socket, outcome: Outcome) -> None:

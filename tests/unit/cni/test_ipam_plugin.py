@@ -390,7 +390,7 @@ def test_as_a_program_it_reads_stdin_and_answers_on_stdout(plugin):
     folder = str(Path(headcni.__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {folder!r}); from headcni.ipam.plugin import main;"
-        " main(sys.stdin.buffer.read())"
+        " sys.exit(main(sys.stdin.buffer.read()))"
     )
     done = [
         subprocess.run(

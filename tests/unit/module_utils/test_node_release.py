@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import node_release
+from ansible_collections.headcni.mesh.plugins.module_utils import node_release, node_shim
 from ansible_collections.headcni.mesh.plugins.module_utils.node_release import (
     Release,
     ReleaseError,
@@ -58,7 +58,10 @@ class Tarball:
         with tarfile.open(path, "w:gz") as archive:
             for name, text in files.items():
                 entry = tarfile.TarInfo(f"headcni-runtime-{version}/{name}")
-                entry.size, entry.mode = len(text), 0o755 if name.startswith("bin/") else 0o644
+                entry.size, entry.mode = (
+                    len(text),
+                    0o755 if name.startswith(("bin/", "native/")) else 0o644,
+                )
                 archive.addfile(entry, io.BytesIO(text.encode()))
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -193,7 +196,14 @@ def test_a_second_arrangement_finds_nothing_to_do(root, tmp_path, wanted):
 
 
 def test_check_mode_foretells_what_is_then_done(root, tmp_path, wanted):
-    files = {"units/headcni-tailscaled.service": "", "bin/loopback": ""}
+    native = "#!/bin/sh\necho 'native shim: not in a release'\nexit 1\n"
+    name = node_shim.BINARIES[os.uname().machine]
+    files = {
+        "units/headcni-tailscaled.service": "",
+        "bin/loopback": "",
+        f"native/{name}": native,
+        "native/SHA256SUMS": f"{hashlib.sha256(native.encode()).hexdigest()}  {name}\n",
+    }
     tarball = Tarball(tmp_path / "t.tar.gz", **files)
     foretold, done = Steps(), Steps()
     coming = node_release.foretold("1.0.0", tarball.digest, str(root))

@@ -22,6 +22,7 @@ GIVEN = {
     "bin_dir": "/usr/local/bin",
     "plugin_dirs": [],
     "keep": 3,
+    "native_shim": True,
     "version": "1.1.0",
     "checksum": DIGEST,
     "conflist": {"mtu": 1280},

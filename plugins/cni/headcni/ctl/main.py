@@ -39,7 +39,7 @@ VERBS = {
     "own-networks": "reach the node's own networks directly, whatever peers advertise",
     "mode": "go from host to daemon mode or back, with pods running",
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
-    "version": "print the versions of HeadCNI, CNI and Python",
+    "version": "print the versions of HeadCNI, CNI and Python, and the active shim",
 }
 
 

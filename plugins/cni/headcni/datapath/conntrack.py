@@ -10,7 +10,7 @@ kernel filters what it sends (CTA_FILTER, Linux 5.8), and the filter is applied 
 
 from __future__ import annotations
 
-import socket
+import _socket as socket  # without what `socket` imports
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence

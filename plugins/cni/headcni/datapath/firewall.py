@@ -9,20 +9,20 @@ that somebody took rules or ports out of, by the daemon, which looks at all of i
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
-import hashlib
 import json
-import socket
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address, ip_network
 from typing import Tuple
 
 from ..errors import KERNEL, KERNEL_LACKS, PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRef
+from ..record import dataclass
+from ..sha import sha256
 from ..store import Store, attachment_states
 from ..tailnet_access import PODS, Policy
 from . import netns, nft, tailnet
@@ -729,7 +729,7 @@ def _comment(db: sqlite3.Connection) -> str:
 @lru_cache(maxsize=8)
 def _digest(needs: _Needs, policy: Policy) -> str:
     whole = "".join([_chains(policy), *_sets(needs)])
-    return f"headcni {hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+    return f"headcni {sha256(whole.encode()).hexdigest()[:24]}"
 
 
 def _needs(db: sqlite3.Connection) -> _Needs:

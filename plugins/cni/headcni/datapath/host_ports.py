@@ -7,8 +7,8 @@ begins to listen later does not take the port from the pod.
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
-import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence

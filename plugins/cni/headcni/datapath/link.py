@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
-import hashlib
 import os
-import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import Optional
 
 from ..errors import INTERNAL, KERNEL_LACKS, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, Route
+from ..record import dataclass, replace
+from ..sha import sha256
 from . import netns, rtnl
 from .netlink import KernelError, Netlink, Request, attribute, attributes
 
@@ -70,7 +70,7 @@ def _short_alias(network: str) -> str:
     alias = f"headcni {network}"
     if len(alias) < LONGEST_ALIAS - 20:
         return alias
-    return f"headcni {network[:100]}#{hashlib.sha256(network.encode()).hexdigest()[:32]}"
+    return f"headcni {network[:100]}#{sha256(network.encode()).hexdigest()[:32]}"
 
 
 def links_of(network: str) -> dict[str, Owner]:
@@ -99,13 +99,13 @@ def _aliases() -> Iterator[tuple[str, list[str]]]:
 
 def _digest(owner: Owner) -> str:
     text = "\0".join((owner.network, owner.container_id, owner.ifname))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text.encode()).hexdigest()
 
 
 def mac_of(address: Address) -> str:
     """Made from the address: a neighbour that remembers a pod's predecessor is still right."""
     packed = address.packed
-    tail = packed if len(packed) == 4 else hashlib.sha256(packed).digest()[:4]
+    tail = packed if len(packed) == 4 else sha256(packed).digest()[:4]
     return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + tail)
 
 
@@ -279,7 +279,7 @@ def _bridge_mac(network: NetworkConfig, cable: Cable) -> str:
     gateways = [one.gateway for one in cable.addresses if one.gateway is not None]
     if gateways:
         return mac_of(gateways[0])
-    digest = hashlib.sha256(network.bridge.encode()).digest()
+    digest = sha256(network.bridge.encode()).digest()
     return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + digest[:4])
 
 

@@ -7,10 +7,10 @@ written here (docs/decisions/0003). Only requests that HeadCNI makes are known.
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
 import fcntl
 import os
-import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

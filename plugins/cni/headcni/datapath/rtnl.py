@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket  # without what `socket` imports
 import errno
-import socket
 import struct
 from collections.abc import Iterable
 from typing import Optional

@@ -7,7 +7,6 @@ whose network has no range in the table, are elements of the set of what they ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Tuple
 
 from ..model import Address, Network, Owner
 from ..modes import LINKS
+from ..sha import sha256
 from ..tailnet_access import (
     ALL,
     OPEN,
@@ -41,7 +41,7 @@ _SUBSYSTEM = 10  # nf_tables
 
 def _name(access: str) -> str:
     """Of an access's chain, and the beginning of its sets' names."""
-    which = access if access in (ALL, PODS) else hashlib.sha256(access.encode()).hexdigest()[:8]
+    which = access if access in (ALL, PODS) else sha256(access.encode()).hexdigest()[:8]
     return f"tailnet_{which}"
 
 

@@ -31,7 +31,6 @@ from ..runtime_config import as_specified
 from ..store import DATA_DIR, Store
 from .allocate import Ipam
 from .config import Problem, as_error, ensure_may_ask, parse_ipam, split_cni_args, tolerated
-from .hostlocal import import_on_request
 from .kernel import in_use
 from .resolvconf import read_resolv_conf
 
@@ -296,6 +295,8 @@ def _data_dir(call: Call) -> str:
 def _import(call: Call, store: Store) -> None:
     """Before anything else: learn what host-local has given out, if that is wanted."""
     if call.ipam.get("importHostLocal"):
+        from .hostlocal import import_on_request
+
         import_on_request(store, call.network, call.ipam, _parse(call, []).range_sets)
 
 
@@ -313,11 +314,11 @@ def means_its_own_folder(stdin: bytes) -> bool:
     return False
 
 
-def main(stdin: bytes) -> None:
-    """The process that another plugin started, when there is no daemon to ask."""
+def main(stdin: bytes) -> int:
+    """The process that another plugin started, when there is no daemon to ask. Its exit code."""
     import sys
 
     code, answer = run(os.environ, stdin)
     sys.stdout.buffer.write(answer)
     sys.stdout.flush()
-    sys.exit(code)
+    return code

@@ -1,0 +1,16 @@
+"""sha256 without OpenSSL, whose library takes milliseconds to load, where Python has its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hashlib import sha256 as sha256
+else:
+    # Python 3.12 and newer, Python before that, and Red Hat's, which has only OpenSSL's.
+    for _module in ("_sha2", "_sha256", "hashlib"):
+        try:
+            sha256 = __import__(_module).sha256
+            break
+        except ImportError:
+            continue
