@@ -141,7 +141,7 @@ def _one_at_a_time(stage: Stage, findings: Findings) -> None:
             "headcni without its daemon",
             CHAIN,
             "Go chain",
-            1.3,
+            1.7,
         ),
     ]
 
@@ -178,7 +178,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             median(rates["headcni"]),
             median(rates["Go chain"]),
             unit="pods/s",
-            bar=9.0,
+            bar=3.0,
             at_least=True,
         ),
         Row(
@@ -188,7 +188,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             1000 * percentile(waits["headcni"], 0.99),
             1000 * percentile(waits["Go chain"], 0.99),
             unit="ms",
-            bar=0.15,
+            bar=0.33,
         ),
     ]
 
@@ -263,7 +263,7 @@ def _overhead(stage: Stage, findings: Findings) -> None:
     note = f"{middle['daemon']:.1f} ms in the daemon"
     what, peer = "shim: ADD less the daemon's time", "python3 -I -S -c pass"
     findings.rows.append(
-        Row("cni", what, peer, middle["shim"], python, unit="ms", bar=0.4, note=note)
+        Row("cni", what, peer, middle["shim"], python, unit="ms", bar=0.3, note=note)
     )
     phases = {step: took for step, took in middle.items() if step.startswith("{")}
     findings.breakdown = {
