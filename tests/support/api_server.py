@@ -16,7 +16,7 @@ from kube_server import Authority
 
 from lab import tools
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 class ApiServer:
@@ -73,7 +73,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
     etcd, peers, port = _free_ports(3)
     server = ApiServer(folder, port)
     certificate, key = server.authority.issue("kube-apiserver", ("127.0.0.1",))
-    _unused, accounts = server.authority.issue("service-accounts")
+    public, accounts = server.authority.issue("service-accounts")
     urls = f"http://127.0.0.1:{etcd}"
     with ExitStack() as running:
         _start(
@@ -99,7 +99,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--client-ca-file={server.authority.file}",
-            f"--service-account-key-file={accounts}",
+            f"--service-account-key-file={public}",
             f"--service-account-signing-key-file={accounts}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
