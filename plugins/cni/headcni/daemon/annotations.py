@@ -31,7 +31,7 @@ class AnnotationWatcher:
         self._client, self._on_change, self._pauses = client, on_change, pauses
         self._known: dict[str, str] = {}
         self._version = ""  # from which on to watch; "" is to list anew
-        self.problem = "the API server has not been asked yet"
+        self.problem = ""  # what only an operator can put right; PodWatcher tells of a lost server
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="annotations", daemon=True)
 
@@ -74,10 +74,11 @@ class AnnotationWatcher:
         if problem.kind == GONE:
             return
         said = str(problem)
-        if said != self.problem:
-            write = log.warn if problem.kind == DENIED else log.info
-            write("annotations of namespaces cannot be watched", problem=said)
-        self.problem = said
+        if problem.kind != DENIED:
+            log.debug("annotations of namespaces cannot be watched now", problem=said)
+        elif said != self.problem:
+            log.warn("annotations of namespaces cannot be watched", problem=said)
+            self.problem = said
 
     def _failed(self, bug: Exception) -> None:
         self._version = ""

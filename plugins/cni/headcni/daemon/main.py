@@ -311,8 +311,11 @@ class Daemon:
         """Why what a namespace may reach of the tailnet may not be what its annotation says."""
         for name, mistake in list(self.tailnet.mistakes.items())[:MOST_MISTAKES]:
             yield f"namespace {name}: {mistake}"
-        if self.annotations is not None and self.annotations.problem:
-            yield f"annotations of namespaces cannot be watched: {self.annotations.problem}"
+        pods, annotations = self.pods, self.annotations
+        if pods is None or annotations is None or pods.condition.message:
+            return  # what is wrong with both is told of pods
+        if annotations.problem:
+            yield f"annotations of namespaces cannot be watched: {annotations.problem}"
 
     def is_healthy(self) -> bool:
         watchers = (self.pods, self.annotations, self.token, self.firewalls)
