@@ -660,7 +660,10 @@ class KubeClient:
 def _lacks(asked: str) -> str:
     if asked.startswith("POST "):
         return "it needs create on serviceaccounts/token of its own account: run site.yml"
-    return "it needs list, watch and get on pods, and get on nodes"
+    return (
+        "it needs list, watch and get on pods, get on nodes, and list and watch on namespaces: "
+        "run site.yml"
+    )
 
 
 def _names(status: Mapping[str, Any], kind: str, name: str) -> bool:
@@ -673,11 +676,6 @@ def _names(status: Mapping[str, Any], kind: str, name: str) -> bool:
 
 def _retry_after(text: str) -> float:
     return min(float(text), LONGEST_RETRY_AFTER) if re.match(r"\d{1,6}\Z", text) else 0.0
-
-    return (
-        "it needs list, watch and get on pods, get on nodes, and list and watch on namespaces: "
-        "run site.yml"
-    )
 
 
 def _bad_certificates(access: Access, problem: Exception) -> KubeError:
