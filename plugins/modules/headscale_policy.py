@@ -199,8 +199,8 @@ def _merged(
 ) -> tuple[Merged, Optional[Mesh]]:
     """The policy to be, and the mesh if a rule for its pods was added."""
     verdict = judge(text, server.version().number, mesh) if mesh is not None else None
-    # Up to 0.26, a policy without rules lets nothing through.
-    made_anew = not text.strip() and server.version().number < (0, 27)
+    # Up to 0.26, a policy without rules lets nothing through, but no policy at all lets everything.
+    made_anew = bool(routes or owners) and not text.strip() and server.version().number < (0, 27)
     merged = merge(text, routes, owners, allow_all=made_anew, pods=verdict)
     return merged, mesh if verdict is not None and verdict.missing else None
 
