@@ -34,8 +34,7 @@ _SUBSYSTEM = 10  # nf_tables
 _LACKS = (errno.ENOENT, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
 _AT_ONCE = 2000  # elements in one transaction: a socket's buffer holds some 200 KB
 # The sets, with the bytes of a key: a link's name (16), a MAC (8) and an address.
-_SETS = {"stations": 24, "own4": 28, "own6": 40, "guarded": 16, "sources4": 28, "sources6": 40}
-_IPV4, _IPV6 = b"\x08\x00", b"\x86\xdd"  # EtherTypes
+_SETS = {"stations": 24, "own4": 28, "own6": 40, "guarded": 16}
 
 
 class Station(NamedTuple):
@@ -108,13 +107,10 @@ def link_local(mac: str) -> IPv6Address:
 
 def _elements(station: Station) -> list[Element]:
     host = station.host.encode().ljust(16, b"\0")
-    link = host + bytes.fromhex(station.mac.replace(":", ""))
-    keys = [("guarded", host), ("stations", link + b"\0\0")]
-    for address in (*station.addresses, link_local(station.mac)):
-        own, sources, kind = (
-            ("own4", "sources4", _IPV4) if address.version == 4 else ("own6", "sources6", _IPV6)
-        )
-        keys += [(own, link + b"\0\0" + address.packed), (sources, link + kind + address.packed)]
+    mac = host + bytes.fromhex(station.mac.replace(":", "")) + b"\0\0"
+    keys = [("guarded", host), ("stations", mac)]
+    keys += [("own4" if a.version == 4 else "own6", mac + a.packed) for a in station.addresses]
+    keys.append(("own6", mac + link_local(station.mac).packed))
     return [
         Element(family, name, key)
         for family in station.families
@@ -127,7 +123,7 @@ def _has(family: int, name: str, routed: bool) -> bool:
     """What a bridged pod says to the node comes in on the bridge; on its own link, nothing does."""
     if not routed and family != nft.BRIDGE:
         return name == "guarded"
-    return family != nft.ARP or name not in ("own6", "sources4", "sources6")
+    return not (family == nft.ARP and name == "own6")
 
 
 def _adding(elements: Iterable[Element]) -> list[Request]:
@@ -350,7 +346,8 @@ def repair(store: Store, deleted: Collection[Owner] = ()) -> list[str]:
         missing = store.read(lambda db: _of_store(db, deleted)) - _all_held(kernel)
         if missing:
             ordered = sorted(missing, key=lambda one: one.set == "guarded")
-            kernel.commit(_SUBSYSTEM, _adding(ordered))
+            for start in range(0, len(ordered), _AT_ONCE):
+                kernel.commit(_SUBSYSTEM, _adding(ordered[start : start + _AT_ONCE]))
             said += [f"{host}: was not checked" for host in sorted({one.host for one in missing})]
         said += [f"{host}: its link is gone" for host in _swept(store, kernel, deleted)]
     return said + _stop_learning(wanted)

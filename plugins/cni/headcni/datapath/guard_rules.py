@@ -26,14 +26,11 @@ _SETS = {
     "own4": (_IFNAME, _ETHER, _IP4),
     "own6": (_IFNAME, _ETHER, _IP6),
     "guarded": (_IFNAME,),
-    "sources4": (_IFNAME, _ETHER, _IP4),
-    "sources6": (_IFNAME, _ETHER, _IP6),
 }
 
 _HOST = nft.meta(nft.META_IIFNAME)
 _MAC_AT, _ADDRESS_AT = nft.FIRST_REGISTER + 4, nft.FIRST_REGISTER + 6
 _SOURCE_MAC = nft.payload(nft.LINK, 6, 6, _MAC_AT)
-_SOURCE_MAC_AND_KIND = nft.payload(nft.LINK, 6, 8, _MAC_AT)
 _REFUSED = (nft.counter(), nft.verdict(nft.DROP))
 _ACCEPTED = (nft.verdict(nft.ACCEPT),)
 
@@ -70,14 +67,16 @@ def _rules() -> list[tuple[str, tuple[bytes, ...]]]:
     is_not_icmpv6 = nft.meta(nft.META_L4PROTO), nft.equals(_ICMPV6, negated=True)
     return [
         ("incoming", (_HOST, nft.equals(LINK_PREFIX, negated=True), *_ACCEPTED)),
-        # Nearly all packets end here, after one look-up. The rules below would accept them too.
-        ("incoming", (_HOST, _SOURCE_MAC_AND_KIND, _SOURCE4, own("sources4"), *_ACCEPTED)),
+        # Nearly all packets end here, after one look-up. Only links in `guarded` are in the sets.
+        ("incoming", (*_is_kind(_IPV4), _HOST, _SOURCE_MAC, _SOURCE4, own("own4"), *_ACCEPTED)),
         (
             "incoming",
-            (*is_not_icmpv6, _HOST, _SOURCE_MAC_AND_KIND, _SOURCE6, own("sources6"), *_ACCEPTED),
+            (
+                *(*_is_kind(_IPV6), *is_not_icmpv6),
+                *(_HOST, _SOURCE_MAC, _SOURCE6, own("own6"), *_ACCEPTED),
+            ),
         ),
         ("incoming", (_HOST, own("guarded"), nft.verdict(nft.GOTO, "pod"))),
-        ("pod", (*_is_kind(_IPV4), _HOST, _SOURCE_MAC, _SOURCE4, own("own4"), *_ACCEPTED)),
         ("pod", (*_is_kind(_IPV6), nft.verdict(nft.GOTO, "ipv6"))),
         ("pod", (*_is_kind(_ARP), nft.verdict(nft.GOTO, "arp"))),
         ("pod", _REFUSED),
