@@ -301,6 +301,8 @@ def _arrange_shim(release: Release, wanted: Wanted, steps: Steps, *, dry: bool) 
         steps.note("", f"shim: {shim.label}")
     for name in () if dry else outdated:
         _write(os.path.join(release.path, "bin", name), shim.programs[name], 0o755)
+    if outdated and not dry:  # as in install(): a power cut must leave no empty file
+        _run(["sync", "-f", release.path], 120)
 
 
 def shim_of(release: Release, wanted: Wanted) -> node_shim.Shim:

@@ -64,11 +64,10 @@ def choose(release: str, wanted: bool, machine: str = "") -> Shim:
     if not name or not os.path.exists(path):
         return _python(release, f"Python (the release has no native shim for {machine})")
     content = _verified(release, name)
-    if any(content_of(os.path.join(release, "bin", one)) != content for one in PROGRAMS):
-        problem = _trouble(path)
-        if problem:
-            shown = f"the native shim does not run on this node: {path}: {problem}"
-            return _python(release, "Python (the native shim does not run)", shown)
+    problem = _trouble(path)
+    if problem:
+        shown = f"the native shim does not run on this node: {path}: {problem}"
+        return _python(release, "Python (the native shim does not run)", shown)
     return Shim(dict.fromkeys(PROGRAMS, content), f"native ({name})")
 
 

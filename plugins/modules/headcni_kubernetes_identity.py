@@ -167,7 +167,12 @@ def present(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     said = kubectl.run("apply", "-f", "-", *dry, given=given["manifest"])
     made = [line for line in said.splitlines() if " unchanged" not in line]
     found = ours(kubectl, given)
-    lacking = [name for name in given["nodes"] if set(objects_of(given, name)) - found]
+    # Somebody may have changed the objects of a node whose token was not renewed in time.
+    lacking = [
+        name
+        for name in given["nodes"]
+        if name in given["tokens_for"] or set(objects_of(given, name)) - found
+    ]
     for part in () if module.check_mode else parts(lacking):
         # Not `create`: some of a node's objects may be there, or have lost their label.
         kubectl.run("apply", "-f", "-", given=json.dumps(new_objects(given, part)))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+__all__ = ["dataclass", "field", "replace"]
+
 if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass
-    from dataclasses import field as field
-    from dataclasses import replace as replace
+    from dataclasses import dataclass, field, replace
 else:
     from operator import attrgetter
 
@@ -65,10 +65,10 @@ else:
         values = attrgetter(*names)
 
         def __eq__(self, other):
-            return values(self) == values(other) if type(other) is cls else NotImplemented
+            return values(self) == values(other) if other.__class__ is cls else NotImplemented
 
         def __lt__(self, other):
-            return values(self) < values(other) if type(other) is cls else NotImplemented
+            return values(self) < values(other) if other.__class__ is cls else NotImplemented
 
         def __hash__(self):
             return hash(values(self))
@@ -96,7 +96,9 @@ else:
         def __get__(self, _instance, owner):
             import dataclasses
 
-            found = [(name, "object", dataclasses.field(default=None)) for name in self._names]
-            made = dataclasses.make_dataclass(owner.__name__, found)
+            made = dataclasses.make_dataclass(
+                owner.__name__,
+                [(name, "object", dataclasses.field(default=None)) for name in self._names],
+            )
             owner.__dataclass_fields__ = made.__dataclass_fields__
             return owner.__dataclass_fields__

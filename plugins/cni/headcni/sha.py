@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+__all__ = ["sha256"]
+
 if TYPE_CHECKING:
-    from hashlib import sha256 as sha256
+    from hashlib import sha256
 else:
     # Python 3.12 and newer, Python before that, and Red Hat's, which has only OpenSSL's.
     for _module in ("_sha2", "_sha256", "hashlib"):

@@ -224,6 +224,13 @@ class Store:
         with self._lock:
             self._db.close()
 
+    def log_size(self) -> int:
+        """In bytes, of SQLite's log beside the database."""
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:
+            return 0
+
     def __enter__(self) -> Store:
         return self
 

@@ -79,14 +79,20 @@ def opened(data_dir: str) -> Iterator[Node]:
 @contextmanager
 def opened_until_exit(data_dir: str) -> Iterator[Node]:
     """The same for a process that ends with the call. Closing the store would copy SQLite's log
-    into the database and wait for the disk; the kernel closes it, and a later process copies."""
+    into the database and wait for the disk; the kernel closes it. But only closing it makes the log
+    short again, so that is done when it has grown long."""
     store = Store.in_directory(data_dir)
     _left_open.append(store)
-    with Netlink() as kernel:
-        yield Node(store, Ipam(store), kernel)
+    try:
+        with Netlink() as kernel:
+            yield Node(store, Ipam(store), kernel)
+    finally:
+        if store.log_size() > LONGEST_LOG:
+            store.close()
 
 
 _left_open: list[Store] = []
+LONGEST_LOG = 1 << 20  # bytes of SQLite's log
 
 Opener = Callable[[str], AbstractContextManager[Node]]
 

@@ -26,6 +26,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
 #define MAGIC "headcni\x01" /* the last byte is the protocol's version */
 
 enum {
@@ -87,7 +91,10 @@ static size_t read_stdin(char *to, size_t room)
 /* A stdin that begins with what was read, and goes on with what was not. */
 static void restore_stdin(void)
 {
-    int copy = memfd_create("netconf", MFD_CLOEXEC);
+    /* With vm.memfd_noexec=2 the kernel makes no others; before 6.3 it does not know the flag. */
+    int copy = memfd_create("netconf", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (copy < 0 && errno == EINVAL)
+        copy = memfd_create("netconf", MFD_CLOEXEC);
     bool kept = copy >= 0 && write_all(copy, request + netconf, used - netconf);
     for (size_t more = 1, all = used - netconf; kept && more > 0 && all <= STDIN_LIMIT; all += more) {
         more = read_stdin(answer, sizeof answer);

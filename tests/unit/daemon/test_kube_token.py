@@ -203,6 +203,14 @@ def test_a_clock_that_is_far_ahead_does_not_make_it_ask_all_the_time(node):
     assert node.requests == 1
 
 
+def test_a_clock_that_was_ahead_and_is_put_right_does_not_stop_the_renewal(node):
+    node.server.answer_with = (500, {}, b"{}")
+    node.look_at(80)
+    node.server.answer_with = None
+    node.look_at(40)
+    assert node.requests == 2 and node.keeper.trouble() == ""
+
+
 @pytest.mark.parametrize("token", ["opaque", jwt(NOW, 0), "a.b.c", "..", "a.W10.c"])
 def test_a_token_that_never_expires_or_is_of_another_kind_is_left_alone(node, token):
     node.give(token)

@@ -116,6 +116,14 @@ def test_one_that_does_not_run_here_is_not_used_and_told(wanted, tmp_path):
     assert programs(broken) == {f"python {name}" for name in node_shim.PROGRAMS}
 
 
+def test_one_that_the_node_no_longer_runs_is_replaced(release, wanted, tmp_path):
+    arranged(release, wanted, tmp_path)
+    os.chmod(f"{release.path}/native/{NAME}", 0o644)  # as when an allow-list is switched on
+    assert "does not run" in node_release.shim_of(release, wanted).problem
+    arranged(release, wanted, tmp_path)
+    assert programs(release) == {f"python {name}" for name in node_shim.PROGRAMS}
+
+
 def test_one_that_was_changed_on_the_node_is_refused(release, wanted, tmp_path):
     with open(f"{release.path}/native/{NAME}", "a") as file:
         file.write("evil")

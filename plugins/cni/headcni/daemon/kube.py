@@ -42,6 +42,7 @@ LARGEST_EVENT = 8 << 20  # an object has at most 1.5 MiB in etcd; JSON is larger
 LARGEST_FILE = 1 << 20
 LONGEST_QUOTE = 200
 LONGEST_RETRY_AFTER = 60.0
+_MFD_NOEXEC_SEAL = 8
 
 # Why a KubeError was raised.
 CONFIG, NO_ANSWER, DENIED, GONE, MISSING, REFUSED, STOPPED = (
@@ -352,7 +353,10 @@ class _Kubeconfig:
 @contextmanager
 def _in_memory(content: str) -> Iterator[str]:
     """A path for what OpenSSL takes from files alone; a key gets to no disk by that."""
-    fd = os.memfd_create("headcni", os.MFD_CLOEXEC)
+    try:  # with vm.memfd_noexec=2 the kernel makes no others; before 6.3 it does not know the flag
+        fd = os.memfd_create("headcni", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError:
+        fd = os.memfd_create("headcni", os.MFD_CLOEXEC)
     with open(fd, "wb") as file:
         file.write(content.encode("ascii"))
         file.flush()

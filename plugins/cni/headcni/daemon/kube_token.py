@@ -94,7 +94,7 @@ class TokenKeeper:
             return LOOK_SECONDS
         if now < token.renew_at:
             self._failures, self._failure, self._retry_at = 0, "", 0.0
-        elif now >= self._retry_at:
+        elif not 0 < self._retry_at - now <= 2 * LONGEST_PAUSE:  # or the clock was put back
             self._attempt(token, now)
         self._tell()
         ahead = [at - self._clock() for at in (token.renew_at, self._retry_at)]
