@@ -262,10 +262,17 @@ def test_a_network_that_is_not_masqueraded_is_limited_too(node, conf, host_tailn
     node.limit("pods")
     pod = added(node, plain)
     for one in (running, pod):
-        assert reached(one, *BOTH) == set()
+        assert reached(one, *BOTH, *MESH) == MESH
     node.limit("all", shop="pods")
-    assert reached(added(node, plain, **SHOP), *BOTH) == set()
+    assert reached(added(node, plain, **SHOP), *BOTH, *MESH) == MESH
     assert reached(pod, *BOTH) == set(BOTH)
+
+
+def test_a_netconf_cannot_make_the_tailnet_part_of_the_mesh(node, conf, host_tailnet):
+    node.limit("pods")
+    pod = added(node, conf)
+    added(node, {**conf, "name": "other", "service_cidr": "100.64.0.0/10", "bridge": "other0"})
+    assert reached(pod, *BOTH, *MESH) == MESH
 
 
 def test_pods_of_another_plugin_are_limited_too(node, host_tailnet):

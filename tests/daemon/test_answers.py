@@ -26,6 +26,7 @@ LINK = {4: "192.168.255.253", 6: "fd68:6561:6463:6e69::1"}
 INSIDE = {4: "192.168.255.254", 6: "fd68:6561:6463:6e69::2"}
 GATEWAY = {4: "10.42.1.1", 6: "fd42:0:0:1::1"}  # of this node's pods
 POD = {4: "10.42.2.5", 6: "fd42:0:0:2::5"}  # of another node
+CLUSTER = ["10.42.0.0/16", "fd42::/32"]
 BEHIND = "203.0.113.9"  # behind a subnet router
 ANY = {4: "0.0.0.0", 6: "::"}
 
@@ -91,7 +92,7 @@ class Tailnet:
         return self.peer.asks(address, port, protocol).removeprefix("::ffff:")
 
     def configure(self, answered: Any) -> None:
-        self.node.changes = {"answer_for_node": answered}
+        self.node.changes = {"answer_for_node": answered, "cluster_cidrs": CLUSTER}
         self.node.ensure()
         assert self.node.check() == []
 
@@ -177,9 +178,40 @@ def test_other_addresses_of_the_node_are_no_way_around_the_list(tailnet, answere
             tailnet.configure(answered)
             assert tailnet.asked(GATEWAY[version], 7000) == ""
             assert tailnet.asked(LINK[version], 7000) == ""
+            if version == 4:
+                tailnet.route(GATEWAY, version, {4: BEHIND})
+                assert tailnet.asked(GATEWAY[version], 7000) == ""
             # Pods of other nodes still reach this one.
             tailnet.route(GATEWAY, version, POD)
             assert tailnet.asked(GATEWAY[version], 7000) == POD[version]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_port_that_leads_elsewhere_is_no_way_around_the_list_either(tailnet, version):
+    """As a node port or a host port does: such a packet is forwarded, past the hook input."""
+    host, pod = tailnet.node.netns, Namespace.create("pod")
+    inside = {4: "10.42.1.5", 6: "fd42:0:0:1::5"}[version]
+    length, flag = (24, "") if version == 4 else (64, "nodad")
+    try:
+        host.ip(f"link add pods0 type veth peer name eth0 netns {pod.name}")
+        for where, link, address in ((host, "pods0", GATEWAY[version]), (pod, "eth0", inside)):
+            where.ip(f"addr add {address}/{length} dev {link} {flag}")
+            where.ip(f"link set {link} up")
+        pod.ip(f"-{version} route add default via {GATEWAY[version]}")
+        family = "ip" if version == 4 else "ip6"
+        to = f"{inside}:7000" if version == 4 else f"[{inside}]:7000"
+        hook = "type nat hook prerouting priority -100"
+        rule = f"fib daddr type local tcp dport 30080 dnat {family} to {to}"
+        host.run("nft", f"table inet ports {{ chain p {{ {hook}; {rule}; }} ; }}")
+        with pod.serving(7000, address=ANY[version]):
+            tailnet.configure(True)
+            assert tailnet.asked(GATEWAY[version], 30080) == PEER[version]
+            tailnet.configure([22])
+            assert tailnet.asked(GATEWAY[version], 30080) == ""
+            tailnet.configure([22, 30080])
+            assert tailnet.asked(NODE[version], 30080) == PEER[version]
+    finally:
+        pod.remove()
 
 
 @pytest.mark.parametrize("version", [4, 6])

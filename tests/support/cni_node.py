@@ -46,6 +46,7 @@ with Store.in_directory(sys.argv[1]) as store:
 # What the daemon does with its configuration, when it starts and on SIGHUP.
 LIMIT_TAILNET = """
 import json, sys
+from ipaddress import ip_network
 from headcni.daemon import config
 from headcni.daemon.tailnet import TailnetAccess
 from headcni.recover import recover
@@ -55,7 +56,8 @@ assert not problems, problems
 with Store.in_directory(sys.argv[1]) as store:
     if store.is_unverified():
         recover(store)
-    print(json.dumps(TailnetAccess(lambda: store, lambda: made, False).ensure()))
+    mesh = [ip_network(one) for one in ("10.55.0.0/16", "fd55::/48")]
+    print(json.dumps(TailnetAccess(lambda: store, lambda: made, False, lambda: mesh).ensure()))
 """
 _numbers = itertools.count()
 

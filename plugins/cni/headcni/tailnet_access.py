@@ -142,6 +142,8 @@ class Policy(NamedTuple):
     node: str = ALL
     namespaces: Tuple[Tuple[str, str], ...] = ()
     links: Tuple[str, ...] = ()  # that lead to the tailnet, beside those that always do
+    mesh: Tuple[str, ...] = ()  # ranges of pods and services; (): those of the node's networks
+    configured: Tuple[str, ...] = ()  # the namespaces whose value is not their annotation's
 
     def of(self, namespace: str) -> str:
         return dict(self.namespaces).get(namespace, self.node)
@@ -162,21 +164,33 @@ class Policy(NamedTuple):
             return ""
         lists = self.accesses  # each once, however many namespaces have it
         places = {name: lists.index(access) for name, access in self.namespaces}
-        return json.dumps({"accesses": lists, "namespaces": places, "links": self.links})
+        kept = {"accesses": lists, "namespaces": places, "links": self.links}
+        return json.dumps({**kept, "mesh": self.mesh, "configured": self.configured})
 
 
 OPEN = Policy()
+# After the store was lost: pods were limited, and nobody remembers what they were allowed.
+FORGOTTEN = Policy(PODS, (("", PODS),))
 
 
-def policy(node: str, namespaces: Mapping[str, str], links: Iterable[str] = ()) -> Policy:
+def policy(
+    node: str,
+    annotated: Mapping[str, str],
+    configured: Mapping[str, str],
+    links: Iterable[str] = (),
+    mesh: Iterable[Network] = (),
+) -> Policy:
     """Of more lists than the nft table is to have, those that come last are taken for `pods`."""
+    namespaces = {**annotated, **configured}
     listed = sorted(one for one in set(namespaces.values()) if one not in (ALL, PODS, node))
     beyond = set(listed[MOST_LISTS:])
     kept = tuple(
         (name, PODS if access in beyond else access) for name, access in sorted(namespaces.items())
     )
     extra = tuple(sorted(set(links) - set(LINKS.values())))
-    return Policy(node, kept, extra)
+    ranges = tuple(sorted(set(map(str, mesh))))
+    found = Policy(node, kept, extra, ranges, tuple(sorted(configured)))
+    return OPEN if found.is_open else found  # as the store gives it back
 
 
 @lru_cache(maxsize=4)
@@ -189,6 +203,7 @@ def from_text(text: str) -> Policy:
         kept = json.loads(text)
         lists = [parse(one) for one in kept["accesses"]]
         namespaces = tuple((name, lists[at]) for name, at in kept["namespaces"].items())
-        return Policy(lists[0], namespaces, tuple(map(str, kept["links"])))
+        more = (tuple(map(str, kept.get(key, ()))) for key in ("links", "mesh", "configured"))
+        return Policy(lists[0], namespaces, *more)
     except (ValueError, LookupError, TypeError, AttributeError):
         return Policy(PODS)

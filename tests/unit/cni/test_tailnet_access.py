@@ -79,7 +79,9 @@ def test_without_limits_there_is_nothing_in_the_table_and_nothing_in_the_store()
 
 
 def test_a_policy_is_read_as_it_was_kept():
-    policy = tailnet_access.policy(PODS, {"shop": ALL, "bank": "100.64.0.7:443"}, ["ts7"])
+    policy = tailnet_access.policy(
+        PODS, {"shop": ALL}, {"bank": "100.64.0.7:443"}, ["ts7"], [ip_network("10.244.0.0/16")]
+    )
     assert tailnet_access.from_text(policy.as_text()) == policy
     assert policy.links == ("ts7",)
 
@@ -91,7 +93,7 @@ def test_a_policy_that_cannot_be_read_opens_nothing(text):
 
 def test_of_too_many_lists_the_last_are_taken_for_pods():
     given = {f"n{number:03}": f"100.64.0.0/24:{1000 + number}" for number in range(70)}
-    kept = dict(tailnet_access.policy(ALL, given).namespaces)
+    kept = dict(tailnet_access.policy(ALL, given, {}).namespaces)
     assert sum(access == PODS for access in kept.values()) == 6
     assert kept["n000"] == given["n000"] and kept["n069"] == PODS
 

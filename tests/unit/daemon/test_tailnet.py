@@ -16,7 +16,7 @@ from headcni.daemon.main import Daemon
 from headcni.daemon.tailnet import TailnetAccess
 from headcni.datapath import tailnet as rules
 from headcni.store import Store
-from headcni.tailnet_access import ALL, ANNOTATION, OPEN, PODS, Policy
+from headcni.tailnet_access import ALL, ANNOTATION, FORGOTTEN, OPEN, PODS, Policy
 
 
 @pytest.fixture
@@ -40,6 +40,37 @@ def access_of(store: Store, made: config.DaemonConfig, watched: bool = True) -> 
 
 def kept(store: Store) -> Policy:
     return store.read(rules.policy_of)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "more"),
+    [({}, {}), ({}, {"tailscale": {"interfaceName": "ts0"}}), ({"ci": "all"}, {})],
+)
+def test_what_limits_nobody_changes_nothing(store, namespaces, more):
+    access = access_of(store, configured("all", namespaces, **more), watched=False)
+    assert [access.ensure() for _ in range(3)] == [False] * 3
+
+
+def test_after_a_lost_store_pods_stay_limited_until_annotations_are_known(store):
+    store.atomically(lambda db: rules.record(db, FORGOTTEN))
+    access = access_of(store, configured("all"))
+    access.ensure()
+    assert kept(store).of("shop") == kept(store).of("") == PODS
+    access.annotated({"shop": "pods"})
+    assert (kept(store).of("shop"), kept(store).of("bank")) == (PODS, ALL)
+
+
+def test_a_namespace_that_is_no_longer_configured_is_forgotten_without_an_api_server(store):
+    access_of(store, configured("pods", {"ci": "all"})).ensure()
+    assert kept(store).of("ci") == ALL
+    access_of(store, configured("pods")).ensure()
+    assert kept(store).of("ci") == PODS
+
+
+def test_an_annotation_is_remembered_without_an_api_server(store):
+    access_of(store, configured("pods")).annotated({"ci": "all"})
+    access_of(store, configured("pods")).ensure()
+    assert kept(store).of("ci") == ALL
 
 
 def test_the_configuration_comes_before_the_annotation_and_that_before_the_node(store):

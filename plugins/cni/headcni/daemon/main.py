@@ -176,7 +176,10 @@ class Daemon:
         self.token: Optional[TokenKeeper] = None
         self.annotations: Optional[AnnotationWatcher] = None
         self.tailnet = TailnetAccess(
-            lambda: self.store, lambda: self.config, self._knows_an_api_server()
+            lambda: self.store,
+            lambda: self.config,
+            self._knows_an_api_server(),
+            lambda: (*self.cluster_cidrs, *self.config.network.service_cidr),
         )
         self.firewalls = Firewalls(
             lambda: self.store,

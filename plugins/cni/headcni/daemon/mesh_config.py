@@ -33,6 +33,7 @@ class MeshConfig:
         ip_network("fd7a:115c:a1e0::/48"),
     )
     pod_cidrs: Tuple[Network, ...] = ()  # this node's own
+    cluster_cidrs: Tuple[Network, ...] = ()  # of all pods; (): not known
     answer_for_node: Answered = True
     underlay: Tuple[Address, ...] = ()  # where peers find the node; (): by the default routes
     nameservers: Tuple[Address, ...] = ()  # (): the host's
@@ -68,6 +69,7 @@ class MeshConfig:
                 "link4": str(links[4]) if 4 in links else None,
                 "link6": str(links[6]) if 6 in links else None,
                 "pod_cidrs": [str(cidr) for cidr in pod_cidrs],
+                "cluster_cidrs": [str(cidr) for cidr in config.network.pod_cidr.base],
                 "answer_for_node": _plain(chosen.answer_for_node),
             }
         )
@@ -129,6 +131,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "link6": _link(6),
     "tailnet": _several(ip_network),
     "pod_cidrs": _several(ip_network),
+    "cluster_cidrs": _several(ip_network),
     "answer_for_node": _answered,
     "underlay": _several(ip_address),
     "nameservers": _several(ip_address),

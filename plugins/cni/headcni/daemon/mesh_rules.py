@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import collapse_addresses
 from typing import Any, NamedTuple, Tuple
 
 from ..datapath.rtnl import RT_TABLE_MAIN
@@ -145,7 +146,8 @@ def inside_routes(cable: Cable) -> list[dict[str, Any]]:
 def host_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
     """The namespace's way out, and tailscaled's port in: from outside, and from a tailscaled of
     the host's own, which may be its peer. And who may not reach the node: a neighbour by the
-    link's address, and a tailnet peer by another address if it gets some ports only."""
+    link's address, and whoever is not a pod by another address of the node if peers get some
+    ports only. That is decided before node ports and host ports lead elsewhere."""
     port, name = config.port, config.interface
     to_port, out, aside, around = [], [], [], []
     for version, family in cable.families:
@@ -155,17 +157,17 @@ def host_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
         )
         out.append(f'{family} saddr {inside} oifname != "{name}" masquerade')
         aside.append(f'iifname != {{ "{name}", "lo" }} {family} daddr {host} drop')
+        if config.answer_for_node is not True:
+            around.append(
+                f'iifname "{name}" {_not_a_pod(config, version)} {family} daddr != {host} '
+                "fib daddr type local meta l4proto { tcp, udp, sctp } ct state new drop"
+            )
         for dst in _tailnet(config, version):
             # A program of the node may have bound another of its addresses.
             out.append(f'oifname "{name}" {family} daddr {dst} fib saddr type local masquerade')
-            if config.answer_for_node is not True:
-                around.append(
-                    f'iifname "{name}" {family} saddr {dst} {family} daddr != {host} '
-                    "meta l4proto { tcp, udp, sctp } ct state new drop"
-                )
     return {
         "aside": ["type filter hook prerouting priority raw; policy accept;", *aside],
-        "around": ["type filter hook input priority filter; policy accept;", *around],
+        "around": ["type filter hook prerouting priority mangle; policy accept;", *around],
         "prerouting": [
             "type nat hook prerouting priority dstnat; policy accept;",
             *(f'iifname != "{name}" {rule}' for rule in to_port),
@@ -209,6 +211,17 @@ def _answered(config: MeshConfig) -> Iterator[str]:
             ports = intervals(config.answer_for_node, protocol)
             if ports:
                 yield f"{protocol} dport {{ {', '.join(ports)} }} "
+
+
+def _not_a_pod(config: MeshConfig, version: int) -> str:
+    """The condition on a caller. As long as nobody knows where all pods are, it is a peer itself,
+    and not somebody behind it."""
+    family, pods = _FAMILIES[version][0], [*config.cluster_cidrs, *config.pod_cidrs]
+    if config.cluster_cidrs:
+        known: Any = [one for one in pods if one.version == version]
+        ranges = ", ".join(map(str, collapse_addresses(known)))
+        return f"{family} saddr != {{ {ranges} }}" if ranges else ""
+    return f"{family} saddr {{ {', '.join(map(str, _tailnet(config, version)))} }}"
 
 
 def _tailnet(config: MeshConfig, version: int) -> list[Network]:

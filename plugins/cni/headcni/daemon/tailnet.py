@@ -9,14 +9,15 @@ this daemon, so a limit applies to a pod before its ADD returns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional
 
 from ..datapath import firewall
 from ..datapath import tailnet as rules
 from ..errors import shortened
+from ..model import Network
 from ..store import Store
-from ..tailnet_access import ANNOTATION, PODS, Policy, WrongAccess, parse, policy
+from ..tailnet_access import ANNOTATION, FORGOTTEN, PODS, Policy, WrongAccess, parse, policy
 from .config import DaemonConfig
 from .log import Log
 
@@ -30,11 +31,16 @@ class TailnetAccess:
     """Kept by ensure(), which changes nothing if nothing has changed."""
 
     def __init__(
-        self, store: Callable[[], Store], config: Callable[[], DaemonConfig], watched: bool
+        self,
+        store: Callable[[], Store],
+        config: Callable[[], DaemonConfig],
+        watched: bool,
+        mesh: Callable[[], Iterable[Network]] = tuple,
     ) -> None:
         """`watched`: annotated() will be called with what annotations say. Until then the limits in
-        the store stay: a daemon that starts while the API server is away opens nothing."""
-        self._store, self._config = store, config
+        the store stay: a daemon that starts while the API server is away opens nothing. `mesh`:
+        the ranges of all pods and services, which no netconf can widen."""
+        self._store, self._config, self._mesh = store, config, mesh
         self._annotated: Optional[dict[str, str]] = None if watched else {}
         self._lock = threading.Lock()
         self.mistakes: dict[str, str] = {}  # of annotations, by their namespace
@@ -46,12 +52,18 @@ class TailnetAccess:
             return not store.is_unverified() and firewall.set_policy(store, self.policy())
 
     def policy(self) -> Policy:
-        network, config = self._config().network, self._config()
+        config = self._config()
+        node, configured = config.network.tailnet_access, config.network.tailnet_access_namespaces
         annotated = self._annotated
         if annotated is None:
-            annotated = dict(self._store().read(rules.policy_of).namespaces)
-        namespaces = {**annotated, **dict(network.tailnet_access_namespaces)}
-        return policy(network.tailnet_access, namespaces, [config.tailscale.interface])
+            kept = self._store().read(rules.policy_of)
+            annotated = {
+                name: access for name, access in kept.namespaces if name not in kept.configured
+            }
+            if kept[:2] == FORGOTTEN[:2]:
+                node, configured = PODS, ()
+        links = [config.tailscale.interface]
+        return policy(node, annotated, dict(configured), links, self._mesh())
 
     def annotated(self, found: Mapping[str, str]) -> None:
         """What namespaces say now. What cannot be understood is taken for `pods`: whoever wrote it

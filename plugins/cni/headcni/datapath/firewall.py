@@ -24,7 +24,7 @@ from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, PodRe
 from ..record import dataclass
 from ..sha import sha256
 from ..store import Store, attachment_states
-from ..tailnet_access import PODS, Policy
+from ..tailnet_access import FORGOTTEN, PODS, Policy
 from . import netns, nft, tailnet
 from .netlink import KernelError
 
@@ -240,7 +240,7 @@ def adopt_policy(db: sqlite3.Connection) -> None:
     so it is nothing until the daemon says it again."""
     limited = any(chain == "tailnet" for chain, _unused in _live().rules)
     if limited and tailnet.policy_of(db).is_open:
-        tailnet.record(db, Policy(PODS))
+        tailnet.record(db, FORGOTTEN)
 
 
 def _limit(db: sqlite3.Connection, pod: PodRef, addresses: Sequence[Address]) -> None:

@@ -11,8 +11,8 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import ip_address, ip_interface
-from typing import Tuple
+from ipaddress import collapse_addresses, ip_address, ip_interface, ip_network
+from typing import Any, Tuple
 
 from ..model import Address, Network, Owner
 from ..modes import LINKS
@@ -119,8 +119,7 @@ def chains(policy: Policy) -> str:
     {"".join(map(_chain, limited)).strip()}
     chain from_pods {{
         ct direction reply return comment "answers"
-        ip daddr @cluster4 return comment "pods of the mesh, IPv4"
-        ip6 daddr @cluster6 return comment "pods of the mesh, IPv6"
+{_mesh(policy)}
 {judged}
     }}
     chain tailnet {{
@@ -131,6 +130,21 @@ def chains(policy: Policy) -> str:
         ip6 daddr {RANGES[6]} goto from_pods comment "to the tailnet, IPv6"
     }}
 """
+
+
+def _mesh(policy: Policy) -> str:
+    """Pods and services of the mesh are always reached. As long as the daemon has not said where
+    they are, they are what networks of this node say, but for the tailnet itself."""
+    lines = []
+    for version, family in _FAMILIES.items():
+        known: Any = [one for one in map(ip_network, policy.mesh) if one.version == version]
+        ranges = list(map(str, collapse_addresses(known)))
+        where = f"{family} daddr {{ {', '.join(ranges)} }}"
+        if not policy.mesh:
+            where = f"{family} daddr != {RANGES[version]} {family} daddr @cluster{version}"
+        if ranges or not policy.mesh:
+            lines.append(f'        {where} return comment "pods of the mesh, IPv{version}"')
+    return "\n".join(lines)
 
 
 def _judged(policy: Policy) -> Iterator[str]:
