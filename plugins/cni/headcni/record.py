@@ -96,9 +96,6 @@ else:
         def __get__(self, _instance, owner):
             import dataclasses
 
-            made = dataclasses.make_dataclass(
-                owner.__name__,
-                [(name, "object", dataclasses.field(default=None)) for name in self._names],
-            )
+            made = dataclasses.make_dataclass(owner.__name__, self._names)
             owner.__dataclass_fields__ = made.__dataclass_fields__
             return owner.__dataclass_fields__
