@@ -117,7 +117,7 @@ def confined(lab, code: str, check: bool = True) -> str:
     limits = " ".join(f"-p '{line}'" for line in lines if "=" in line and line[0] != "#")
     return lab.on(
         "node1",
-        f"systemd-run --quiet --wait --pipe {limits} -p ProtectHome=no"
+        f"systemd-run --quiet --wait --pipe --collect {limits} -p ProtectHome=no"
         " -E PYTHONPATH=/opt/headcni/current:/opt/headcni/current/vendor"
         f' /usr/bin/python3 -S -c "{code}" 2>&1',
         check=check,
