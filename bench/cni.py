@@ -124,7 +124,7 @@ def _one_at_a_time(stage: Stage, findings: Findings) -> None:
         return Row("cni", what, peer, *mean, unit="ms", bar=bar)
 
     findings.rows += [
-        row("ADD p50", "ADD", "headcni", CHAIN, "Go chain", 0.13),
+        row("ADD p50", "ADD", "headcni", CHAIN, "Go chain", 0.17),
         row("DEL p50", "DEL", "headcni", CHAIN, "Go chain", 0.05),
         row(
             "ADD p50, one host port",
@@ -134,7 +134,7 @@ def _one_at_a_time(stage: Stage, findings: Findings) -> None:
             "Go chain, a host port",
             0.09,
         ),
-        row("ADD p50", "ADD", "headcni", "bridge+host-local alone", "Go bridge alone", 0.40),
+        row("ADD p50", "ADD", "headcni", "bridge+host-local alone", "Go bridge alone", 0.50),
         row(
             "ADD p50 without the daemon",
             "ADD",
