@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 
 from cni_node import Namespace
 
-from headcni.datapath import guard
-from headcni.datapath import nft_messages as nft
-from headcni.datapath.netlink import Netlink, Request, attribute, netfilter, text
+from headcni.datapath import guard, rtnl
+from headcni.datapath.netlink import Netlink, Request, text
 
 from .measure import Findings, Row, median, median_error
 from .stage import SUBNET, Stage
 
-# The same pods, processes and connection in all rounds: only the nft tables are put to sleep, which
-# takes their hooks away, and woken. Very many short turns in pairs, since a machine's speed drifts,
-# and the median of the pairs' ratios, since whatever else runs takes a core from a turn of a pair.
+# The same pods, processes and connection in all rounds. Only the ingress qdiscs with the filters
+# are deleted and added. Very many short turns in pairs, because a machine's speed drifts, and the
+# median of the pairs' ratios, because whatever else runs takes a core from a turn of a pair.
 PAIRS, WARM_UP = 3000, 5
 SECONDS, SETTLE = 0.04, 0.005
-FAMILIES = {"bridge": (nft.BRIDGE, nft.INET, nft.ARP), "routed": (nft.INET, nft.ARP)}
-_NFTABLES, _NEWTABLE, _DORMANT = 10, 10 << 8, 1
+RTM_DELQDISC = 37
 RECEIVE = """
 import socket, sys, threading, time
 server = socket.create_server(("", 5201))
@@ -49,9 +48,9 @@ while True:
 
 
 def run(stage: Stage, findings: Findings) -> None:
-    stage.stop_daemon()  # it would bring the table back
+    stage.stop_daemon()  # it would add the filters again
     try:
-        for datapath in FAMILIES:
+        for datapath in ("bridge", "routed"):
             _compare(stage, findings, datapath)
     finally:
         stage.start_daemon()
@@ -60,13 +59,15 @@ def run(stage: Stage, findings: Findings) -> None:
 def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as made:
-        kernel = made.enter_context(netfilter())
+        kernel = made.enter_context(Netlink())
         sender, to = made.enter_context(_pods(stage, datapath))
+        stations = guard.stations(kernel).values()
+        assert len(stations) == 2, stations
         receiver = made.enter_context(_receiver(to[0]))
         made.enter_context(_program(sender, SEND, to[1]))
         for number in range(-WARM_UP, PAIRS):
             for protected in (True, False) if number % 2 else (False, True):
-                _protect(kernel, datapath, protected)
+                _protect(kernel, stations, protected)
                 rate = _rate(receiver)
                 if number >= 0:
                     found[protected].append(rate)
@@ -89,16 +90,15 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
     )
 
 
-def _protect(kernel: Netlink, datapath: str, protected: bool) -> None:
-    flags = attribute(2, struct.pack("!I", 0 if protected else _DORMANT))
-    body = text(1, guard.TABLE) + flags
-    kernel.commit(
-        _NFTABLES,
-        [
-            Request(_NEWTABLE, 0, struct.pack("=BBH", family, 0, 0) + body, "wake or put to sleep")
-            for family in FAMILIES[datapath]
-        ],
-    )
+def _protect(kernel: Netlink, stations: Collection[guard.Station], protected: bool) -> None:
+    for station in stations:
+        if protected:
+            guard.check_frames(kernel, station)
+            continue
+        head = struct.pack("=BxxxiIII", 0, kernel.index(station.host), 0, rtnl.TC_H_INGRESS, 0)
+        body = head + text(rtnl.TCA_KIND, "ingress")
+        gone = errno.ENOENT, errno.EINVAL
+        kernel.do([Request(RTM_DELQDISC, 0, body, "delete the ingress qdisc", fine=gone)])
     time.sleep(SETTLE)
 
 

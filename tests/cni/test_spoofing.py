@@ -64,9 +64,10 @@ while True:
 REPAIR = """
 import json, sys
 from headcni.datapath import guard
+from headcni.datapath.netlink import Netlink
 from headcni.store import Store
-with Store.in_directory(sys.argv[1]) as store:
-    print(json.dumps([guard.repair(store), guard.repair(store)]))
+with Store.in_directory(sys.argv[1]) as store, Netlink() as kernel:
+    print(json.dumps([guard.repair(store, kernel), guard.repair(store, kernel)]))
 """
 
 
@@ -274,7 +275,7 @@ def test_packets_of_a_pod_with_an_egress_limit_are_checked_too(node, datapath):
         assert segment.received(segment.victim.netns, to, forged) == []
 
 
-# Addresses that a bridge keeps to itself: frames to them pass no prerouting hook of the bridge.
+# Addresses that a bridge keeps to itself: it learns from frames to them before any of its hooks.
 LINK_LOCAL = ["01:80:c2:00:00:02", "01:80:c2:00:00:0e"]
 
 
@@ -314,27 +315,6 @@ def test_an_arp_request_in_a_link_local_frame_leaves_no_trace(bridged):
     bridged.forger.send(*(ethernet(to, bridged.forger.mac, 0x0806, question) for to in LINK_LOCAL))
     time.sleep(0.2)
     assert FOREIGN[4] not in neighbours(bridged.node.netns, 4)
-
-
-def learning(node, value: str = "") -> str:
-    """Have the bridge learn from link-local frames, as the kernel does by default, or not."""
-    flag = "/sys/class/net/headcni0/bridge/no_linklocal_learn"
-    if value:
-        node.netns.run("ip", "link", "set", "headcni0", "type", "bridge", *value.split())
-    return node.netns.run("cat", flag).stdout.strip()
-
-
-def test_a_bridge_of_an_earlier_release_learns_no_mac_from_link_local_frames_either(bridged):
-    node, pod = bridged.node, bridged.forger
-    assert learning(node) == "1"
-    assert learning(node, "no_linklocal_learn 0") == "0"
-    said = node.check(bridged.conf, pod.netns, pod.result).error["details"]
-    assert "headcni0 learns MACs from link-local frames" in said
-    assert repair(node) == [["headcni0: learned MACs from link-local frames"], []]
-    node.check(bridged.conf, pod.netns, pod.result).succeeds()
-    assert learning(node, "no_linklocal_learn 0") == "0"
-    bridged.add()
-    assert learning(node) == "1"
 
 
 @pytest.fixture
@@ -492,7 +472,7 @@ def test_a_network_can_do_without(node, datapath):
     to = segment.victim.address(4)
     frame = segment.udp(to, FORGED, mac="02:00:00:00:00:99")
     assert len(segment.received(segment.victim.netns, to, [frame])) == 1
-    assert "headcni_guard" not in node.nft()
+    assert not node.guarded()
     node.check(segment.conf, segment.forger.netns, segment.forger.result).succeeds()
 
 
@@ -510,7 +490,7 @@ def test_only_the_pods_that_the_network_names_are_exempt(node, datapath):
     ):
         args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}"
         pod = segment.add(args=args)
-        guarded[namespace, name] = f'"{pod.host_end}"' in node.nft()
+        guarded[namespace, name] = pod.host_end in node.guarded()
         node.check(conf, pod.netns, pod.result, args=args).succeeds()
     assert guarded == {
         ("routers", "any"): False,
@@ -522,83 +502,97 @@ def test_only_the_pods_that_the_network_names_are_exempt(node, datapath):
 
 def test_nothing_is_left_of_a_pod_that_is_gone(segment):
     node, pod = segment.node, segment.forger
-    assert f'"{pod.host_end}"' in node.nft()
+    assert node.guarded() == {pod.host_end, segment.victim.host_end}
     node.delete(segment.conf, pod.netns).succeeds()
-    assert f'"{pod.host_end}"' not in node.nft()
-    assert f'"{segment.victim.host_end}"' in node.nft()
+    assert node.guarded() == {segment.victim.host_end}
     node.netns.ip(f"link del {segment.victim.host_end}")  # somebody else was quicker
     node.delete(segment.conf, segment.victim.netns).succeeds()
     node.delete(segment.conf, segment.victim.netns).succeeds()
     assert not node.guarded()
 
 
-def test_gc_takes_away_what_an_add_that_was_killed_has_left(segment):
-    import sqlite3
-
-    node = segment.node
-    for pod in (segment.forger, segment.victim):
-        node.netns.ip(f"link del {pod.host_end}")
-    with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
-        db.execute("DELETE FROM attachment")
-        db.execute("DELETE FROM allocation")
-    assert node.guarded()
-    node.call("GC", {**segment.conf, "cni.dev/valid-attachments": []}).succeeds()
-    assert not node.guarded()
-
-
-def families(segment) -> list[str]:
-    return ["inet", "arp"] if segment.routed else ["bridge", "inet", "arp"]
-
-
 DAMAGE = {
-    "a flushed ruleset": "flush ruleset",
-    "a deleted table": "delete table {family} headcni_guard",
-    "a flushed chain": "flush chain {family} headcni_guard pod",
-    "a flushed set": "flush set {family} headcni_guard guarded",
-    "a deleted element": 'delete element {family} headcni_guard guarded {{ "{end}" }}',
+    "a deleted qdisc": "qdisc del dev {end} ingress",
+    "a deleted filter": "filter del dev {end} ingress pref 16",
+    "another program": "filter replace dev {end} ingress protocol all pref 16 handle 1 "
+    "bpf da bytecode",
 }
+ACCEPT_ALL = "1,6 0 0 4294967295"
 
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_check_names_it_and_the_daemon_repairs_it_after(segment, what):
     node, pod = segment.node, segment.forger
     assert repair(node) == [[], []]
-    for family in families(segment):
-        node.netns.run("nft", DAMAGE[what].format(family=family, end=pod.host_end))
-        said = node.check(segment.conf, pod.netns, pod.result).error["details"]
-        assert "anti-spoofing" in said
-        first, second = repair(node)
-        assert first != []
-        assert second == []
-        node.check(segment.conf, pod.netns, pod.result).succeeds()
-        warm(segment, 4)
-        to = segment.victim.address(4)
-        frame = segment.udp(to, FORGED, mac="02:00:00:00:00:99")
-        assert segment.received(segment.victim.netns, to, [frame]) == []
+    command = DAMAGE[what].format(end=pod.host_end).split()
+    node.netns.run("tc", *command, *([ACCEPT_ALL] if what == "another program" else []))
+    warm(segment, 4)
+    to = segment.victim.address(4)
+    frame = segment.udp(to, FORGED, mac="02:00:00:00:00:99")
+    assert len(segment.received(segment.victim.netns, to, [frame])) == 1
+    said = node.check(segment.conf, pod.netns, pod.result).error["details"]
+    assert "anti-spoofing" in said
+    assert repair(node) == [[f"{pod.host_end}: was not checked"], []]
+    node.check(segment.conf, pod.netns, pod.result).succeeds()
+    assert segment.received(segment.victim.netns, to, [frame]) == []
 
 
-def test_an_add_after_a_flushed_ruleset_protects_all_pods_again(segment):
-    node = segment.node
+def test_a_flushed_ruleset_leaves_every_pod_checked(segment):
+    node, to = segment.node, segment.victim.address(4)
+    warm(segment, 4)
     node.netns.run("nft", "flush ruleset")
-    segment.add()
-    for pod in (segment.forger, segment.victim):
-        node.check(segment.conf, pod.netns, pod.result).succeeds()
+    frame = segment.udp(to, FORGED, mac="02:00:00:00:00:99")
+    assert segment.received(segment.victim.netns, to, [frame]) == []
+    assert repair(node) == [[], []]
 
 
 def test_pods_of_a_release_without_it_are_protected_by_the_daemon(segment):
     node = segment.node
-    node.netns.run("nft", "flush ruleset")  # as that release would have left it
-    assert repair(node)[0] != []
+    for pod in (segment.forger, segment.victim):  # as that release would have left it
+        node.netns.run("tc", "qdisc", "del", "dev", pod.host_end, "ingress")
+    assert len(repair(node)[0]) == 2
     for pod in (segment.forger, segment.victim):
         node.check(segment.conf, pod.netns, pod.result).succeeds()
 
 
-def test_what_is_left_of_links_that_are_gone_is_repaired_away(segment):
-    node = segment.node
-    family = families(segment)[0]
-    node.netns.run("nft", f'add element {family} headcni_guard guarded {{ "hc00000000000" }}')
-    assert repair(node) == [["hc00000000000: its link is gone"], []]
-    assert "hc00000000000" not in node.nft()
+def extended(said: bytes, *kinds: int) -> bytes:
+    """An IPv6 packet with extension headers before its payload."""
+    payload, protocol = said[40:], said[6]
+    for kind in reversed(kinds):
+        header = bytes([protocol, 0]) + (bytes(6) if kind == 44 else b"\x01\x04" + bytes(4))
+        payload, protocol = header + payload, kind
+    return said[:4] + struct.pack("!HB", len(payload), protocol) + said[7:40] + payload
+
+
+@pytest.mark.parametrize("kinds", [(0,), (60,), (43,), (44,), (0, 60), (0, 60, 43), (60,) * 4])
+def test_extension_headers_do_not_hide_a_forged_advertisement(bridged, kinds):
+    warm(bridged, 6)
+    forger, victim = bridged.forger, bridged.victim
+    claim = neighbour(136, forger.address(6), victim.address(6), gateway(forger, 6), forger.mac)
+    frame = ethernet(victim.mac, forger.mac, 0x86DD, extended(claim + FORGED, *kinds))
+    to = victim.address(6)
+    assert bridged.received(victim.netns, to, [frame], "packet", "eth0") == []
+
+
+@pytest.mark.parametrize("kinds", [(0,), (60,), (0, 60), (44,)])
+def test_genuine_packets_with_extension_headers_pass(bridged, kinds):
+    warm(bridged, 6)
+    forger, victim = bridged.forger, bridged.victim
+    said = extended(udp(forger.address(6), victim.address(6), FORGED), *kinds)
+    frame = ethernet(victim.mac, forger.mac, 0x86DD, said)
+    to = victim.address(6)
+    assert frame in bridged.received(victim.netns, to, [frame], "packet", "eth0")
+
+
+@pytest.mark.parametrize("kind", [0x0800, 0x0806, 0x86DD])
+@pytest.mark.parametrize("length", [0, 8, 12, 13, 19])
+def test_a_frame_that_is_too_short_to_be_checked_is_dropped(bridged, kind, length):
+    warm(bridged, 4)
+    forger, victim = bridged.forger, bridged.victim
+    frame = ethernet(victim.mac, forger.mac, kind, (FORGED * 3)[:length])
+    with listening(victim.netns, "packet", "eth0") as heard:
+        forger.send(frame, bridged.udp(victim.address(4), GENUINE))
+        assert frame not in heard()
 
 
 def repair(node) -> list[list[str]]:

@@ -37,10 +37,9 @@ EMPTY = {
 # What the daemon does to the nft table in two passes: whether each changed anything.
 REPAIR_FIREWALL = """
 import json, sys
-from headcni.datapath import firewall, guard
+from headcni.datapath import firewall
 from headcni.store import Store
 with Store.in_directory(sys.argv[1]) as store:
-    guard.repair(store)
     print(json.dumps([firewall.repair(store), firewall.repair(store)]))
 """
 # What the daemon does with its configuration, when it starts and on SIGHUP.
@@ -409,5 +408,9 @@ class CniNode:
         return {"links": veths, "mapped": mapped, "guarded": self.guarded(), **rows}
 
     def guarded(self) -> set[str]:
-        """The links that nft's rules name."""
-        return set(re.findall(r'"(hc[0-9a-f]{11})"', self.nft()))
+        """The pods' links on which a filter of tc checks what comes in."""
+        links = (link for link in self.netns.links() if re.match(r"hc[0-9a-f]{11}\Z", link))
+        return {link for link in links if " bpf chain 0 handle 0x1 " in self.filters(link)}
+
+    def filters(self, link: str) -> str:
+        return sh(*self._on_it, "tc", "filter", "show", "dev", link, "ingress").stdout

@@ -14,7 +14,7 @@ from pyroute2 import IPRoute
 
 from . import repair, result
 from .datapath import firewall, guard, link, netns
-from .datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, RT_TABLE_MAIN
+from .datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, REDIRECT, RT_TABLE_MAIN
 from .errors import UNKNOWN_CONTAINER, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import NetworkConfig, Owner, Route
@@ -44,7 +44,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
         found.append(f"network namespace: {problem}")
     station = guard.station_of_attachment(known)
     if station is not None:
-        found += guard.differences(station)
+        found += filter(None, [guard.difference(node.kernel, station)])
     if known.result.get("ips") and firewall.concerns(node.store, network):
         found += firewall.differences(node.store, owner, shared=True)
     return found
@@ -163,7 +163,8 @@ def _limiter(kernel: Any, host: int, known: Attachment, rate: int) -> Iterator[s
     if not ifb["flags"] & IFF_UP:
         yield f"egress: {name} is down"
     yield from _bucket(kernel, ifb["index"], rate, "egress")
-    if not kernel.get_filters(index=host, parent=INGRESS_HANDLE):
+    filters = kernel.get_filters(index=host, parent=INGRESS_HANDLE)
+    if REDIRECT not in {shown["info"] >> 16 for shown in filters}:
         yield f"egress: nothing leads what the pod sends to {name}"
 
 

@@ -203,7 +203,10 @@ def _gateway(
 def _attach(pods: Iterable[_Pod], network: NetworkConfig | None) -> None:
     """Reconstruct the attachments of pods that the runtime's cache does not have."""
     bare = [pod for pod in pods if pod.ref == RECOVERED and pod.link is not None and pod.addresses]
-    paths, checked = (seen.namespaces(), guard.stations()) if bare else ({}, {})
+    if not bare:
+        return
+    with Netlink() as kernel:
+        paths, checked = seen.namespaces(), guard.stations(kernel)
     for pod in bare:
         path = paths.get(pod.link.netns, "") if pod.link else ""
         if pod.link and path and pod.owner.network != NOBODY:

@@ -191,14 +191,16 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
     planned = link.plan(network, owner, leased, ())
     cable = replace(planned, routes=verbs.routes_of(attachment.result), default_routes=())
     station = guard.station_of_attachment(attachment)
-    if station is not None:
-        guard.admit(node.store, station)
     with netns.opened(attachment.netns) as fd:
         with netns.entered(fd), Netlink() as inside:
             whole = bool(inside.index(cable.pod))
         if not whole or not node.kernel.index(cable.host):
-            link.connect(node.kernel, network, cable, fd)
+            link.connect(
+                node.kernel, network, cable, fd, lambda index: guard.filters_for(station, index)
+            )
         else:
+            if station is not None:
+                guard.check_frames(node.kernel, station)
             _mend_cable(node.kernel, network, cable, fd)
     ranges = attachment.state.get("ranges", verbs.ranges_of(network, leased))
     addresses = [one.address for one in leased]

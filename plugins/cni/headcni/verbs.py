@@ -227,11 +227,8 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("link"):
                 planned = link.plan(network, owner, given.addresses, given.routes)
                 station = guard.station_of(network, planned, pod)
-                if station is not None:  # before the pod can send its first packet
-                    undo.callback(guard.dismiss, planned.host, station)
-                    guard.admit(node.store, station)
                 cable = _unhindered(
-                    node, pending, lambda: link.connect(node.kernel, network, planned, fd)
+                    node, pending, lambda: _connect(node.kernel, network, planned, fd, station)
                 )
             undo.callback(link.disconnect, node.kernel, cable.host)
             with node.phase("firewall"):
@@ -258,6 +255,19 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             _remember(node, node.attachment, addresses, opens)
         undo.pop_all()  # past this line the pod owns them
     return result.shape(made, network.cni_version)
+
+
+def _connect(
+    kernel: Netlink,
+    network: NetworkConfig,
+    planned: link.Cable,
+    fd: int,
+    station: Optional[guard.Station],
+) -> link.Cable:
+    with guard.needed():
+        return link.connect(
+            kernel, network, planned, fd, lambda index: guard.filters_for(station, index)
+        )
 
 
 def _remember(
@@ -312,14 +322,14 @@ def _undo(
     if bury is not None and withdrawn and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
-            _dismiss(node, name, known)
+            _forget_limits(node, known)
             node.store.bury(Tombstone(owner, index))
             bury()
             return
     _each(
         failures,
         lambda: link.cut(node.kernel, name),
-        lambda: _dismiss(node, name, known),
+        lambda: _forget_limits(node, known),
         lambda: link.disconnect(node.kernel, name),
     )
     if withdrawn:  # a host port that still leads to the address would lead to its next pod
@@ -355,7 +365,6 @@ def _delete_unrecorded(
             lambda: chain.delete(network, call.env, owner, known),
             lambda: _withdraw_unrecorded(addresses),
             lambda: link.disconnect(kernel, name),
-            lambda: _unguard(name, known.attachment),
         )
     if _other_ipam(served):
         _each(failures, lambda: chain.ipam_del(served, call.env))
@@ -402,19 +411,10 @@ def _raise(failures: Sequence[CniError]) -> None:
         raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
 
 
-def _dismiss(node: Node, host: str, known: Optional[Attachment]) -> None:
+def _forget_limits(node: Node, known: Optional[Attachment]) -> None:
     """Once the pod cannot send any more."""
-    _unguard(host, known)
     if known is not None:
         firewall.forget_limits(node.store, addresses_of(known.result))
-
-
-def _unguard(host: str, known: Optional[Attachment]) -> None:
-    """What was never checked left nothing to take away; of a pod
-    that the store does not know, anything may be left."""
-    station = guard.station_of_attachment(known) if known is not None else None
-    if known is None or station is not None:
-        guard.dismiss(host, station)
 
 
 def _each(failures: list[CniError], *steps: Callable[[], object]) -> None:
@@ -506,7 +506,6 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
     for host in link.links_without_owner(name):
         if host not in in_use:
             link.disconnect(node.kernel, host)
-    guard.sweep(node.store)
     if network.delegates:
         chain.gc(network, call.env, node.store)
     elif _other_ipam(network):

@@ -165,7 +165,9 @@ class Firewalls:
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
-            repaired += [f"anti-spoofing: {line}" for line in guard.repair(self._store(), deleted)]
+            with Netlink() as kernel:
+                unchecked = guard.repair(self._store(), kernel, deleted)
+            repaired += [f"anti-spoofing: {line}" for line in unchecked]
         except (CniError, OSError) as problem:  # pods do not need it to be reached
             log.error("pods are not protected against spoofing", problem=problem)
         try:

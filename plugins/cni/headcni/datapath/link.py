@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket as socket  # without what `socket` imports
 import errno
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ AT_ONCE = 64  # links in one request: more acknowledgements than that might not 
 STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address without the MAC
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _OF_LIMITS = (rtnl.RTM_NEWQDISC, rtnl.RTM_NEWTFILTER, rtnl.RTM_NEWLINK)
+_POD_LINK = re.compile(r"hc[0-9a-f]{11}\Z")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
@@ -80,6 +82,11 @@ def links_of(network: str) -> dict[str, Owner]:
         for name, words in _aliases()
         if len(words) == 4 and words[:2] == ["headcni", network]
     }
+
+
+def pod_link_names() -> list[str]:
+    """The host's ends of all pods' links, whoever made them and whatever their alias says."""
+    return [name for name in os.listdir(SYSFS) if _POD_LINK.match(name)]
 
 
 def links_without_owner(network: str) -> list[str]:
@@ -158,14 +165,23 @@ def _routes(
     return tuple(found), tuple(default)
 
 
-def connect(kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int) -> Cable:
-    """Make it so, and return it with the routes that the pod has got. On failure nothing of the
-    pair is left; the bridge stays, others use it."""
+Filters = Callable[[int], Sequence[Request]]  # for the link with this index
+
+
+def connect(
+    kernel: Netlink, network: NetworkConfig, cable: Cable, pod_netns: int, filters: Filters
+) -> Cable:
+    """Make it so, and return it with the routes that the pod has got. The filters are there before
+    the pod can send. On failure nothing of the pair is left; the bridge stays, others use it."""
     prepare_host(kernel, network, cable)
     disconnect(kernel, cable.host)  # an ADD that was killed may have left it
     bridge = 0 if network.datapath == "routed" else kernel.index(network.bridge)
     try:
-        kernel.do(_pair(network, cable, pod_netns, bridge))
+        kernel.do([_pair(network, cable, pod_netns, bridge)])
+        index = kernel.index(cable.host)
+        hairpin = network.hairpin if bridge else None
+        labelled = rtnl.finish_host_end(cable.host, cable.alias, hairpin)
+        kernel.do([*filters(index), labelled, rtnl.link_up(cable.host)])
     except KernelError as problem:
         kernel.do([rtnl.delete_link(cable.host)])
         if problem.errno == errno.EEXIST:
@@ -248,31 +264,14 @@ def prepare_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
         kernel.do([rtnl.new_bridge(network.bridge, network.mtu, _bridge_mac(network, cable))])
         netns.write_sysctl(f"net/ipv6/conf/{network.bridge}/accept_ra", "0")
         index = kernel.index(network.bridge)
-    # The kernel tells the whole node of a change of options, even if it changes nothing.
-    learns = learns_from_link_local_frames(network.bridge) is not False
     kernel.do(
-        [rtnl.bridge_up(network.bridge) if learns else rtnl.link_up(network.bridge)]
+        [rtnl.link_up(network.bridge)]
         + [
             rtnl.new_address(index, one.gateway, one.prefixlen, network.bridge)
             for one in cable.addresses
             if one.gateway is not None and network.is_gateway
         ]
     )
-
-
-def learns_from_link_local_frames(bridge: str) -> Optional[bool]:
-    """Whether a bridge believes the source of frames to 01:80:c2:00:00:0x, which no rule checks;
-    None if the kernel does not tell, as before Linux 5.0."""
-    option = netns.read_file(f"{SYSFS}/{bridge}/bridge/no_linklocal_learn")
-    return None if option is None else option == "0"
-
-
-def bridge_of(port: str) -> str:
-    """The bridge that a link is a port of; "" if none."""
-    try:
-        return os.path.basename(os.readlink(f"{SYSFS}/{port}/master"))
-    except OSError:
-        return ""
 
 
 def _bridge_mac(network: NetworkConfig, cable: Cable) -> str:
@@ -283,12 +282,10 @@ def _bridge_mac(network: NetworkConfig, cable: Cable) -> str:
     return ":".join(f"{byte:02x}" for byte in b"\x0a\x58" + digest[:4])
 
 
-def _pair(network: NetworkConfig, cable: Cable, pod_netns: int, bridge: int) -> list[Request]:
-    pair = rtnl.new_veth(
+def _pair(network: NetworkConfig, cable: Cable, pod_netns: int, bridge: int) -> Request:
+    return rtnl.new_veth(
         cable.host, cable.pod, pod_netns, network.mtu, cable.host_mac, cable.pod_mac, bridge
     )
-    hairpin = network.hairpin if bridge else None
-    return [pair, rtnl.finish_host_end(cable.host, cable.alias, hairpin)]
 
 
 def finish_host(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:

@@ -16,6 +16,7 @@ from .netlink import (
     NLM_F_REPLACE,
     Request,
     attribute,
+    attributes,
     nested,
     text,
     u8,
@@ -24,14 +25,13 @@ from .netlink import (
 
 RTM_NEWLINK, RTM_DELLINK = 16, 17
 RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWQDISC = 20, 24, 26, 36
-RTM_DELQDISC, RTM_NEWTFILTER, RTM_GETTFILTER = 37, 44, 46
+RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_LINKINFO = 1, 3, 4, 10, 18
 IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
 IFLA_INFO_KIND, IFLA_INFO_DATA, IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 VETH_INFO_PEER = 1
 IFLA_BRPORT_MODE = 4  # hairpin
-IFLA_BR_MULTI_BOOLOPT, BR_BOOLOPT_NO_LL_LEARN = 46, 0
 IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_NONE = 8, 1
 IFF_UP, IFF_PROMISC = 0x1, 0x100
 
@@ -63,12 +63,11 @@ TC_H_INGRESS, INGRESS_HANDLE = 0xFFFFFFF1, 0xFFFF0000
 TC_LINKLAYER_ETHERNET = 1
 TCA_U32_SEL, TCA_U32_ACT, TC_U32_TERMINAL = 5, 7, 1
 TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_MIRRED_PARMS = 1, 2, 2
-TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 0xFFFFFFFF, 2, 4, 1
+TC_ACT_STOLEN, TCA_EGRESS_REDIR = 4, 1
 TCA_BPF_OPS_LEN, TCA_BPF_OPS, TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT = 4, 5, 8, 1
-BPF_LOAD_BYTE, BPF_IF_EQUAL, BPF_RETURN = 0x30, 0x15, 0x06
-SKF_NET_OFF = 0xFFF00000  # the network header
-ETH_P_ALL, ETH_P_IP = 3, 0x800
-KEEP_OUT_LOOPBACK, REDIRECT = 1, 2  # preferences of filters: the lower is asked first
+ETH_P_ALL = 3
+CHECK_FRAMES, REDIRECT = 16, 32  # preferences of filters: the lower is asked first
+OF_FILTERS = (RTM_NEWQDISC, RTM_NEWTFILTER)
 TBF_HANDLE = 1 << 16
 TBF_LATENCY_SECONDS = 0.025
 
@@ -88,14 +87,11 @@ def _mac(mac: str) -> bytes:
 def new_veth(
     host: str, pod: str, netns_fd: int, mtu: int, host_mac: str, pod_mac: str, bridge: int = 0
 ) -> Request:
-    """Both ends in one request: the host's up and in its bridge, the pod's in its namespace.
-
-    The kernel will not bring the peer up while it is being made.
-    """
+    """Both ends in one request: the host's in its bridge, the pod's in its namespace. Both are
+    down, so that nothing passes before it can be checked."""
     peer = _link() + text(IFLA_IFNAME, pod) + u32(IFLA_MTU, mtu)
     peer += u32(IFLA_NET_NS_FD, netns_fd) + _mac(pod_mac)
-    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, host) + u32(IFLA_MTU, mtu)
-    body += _mac(host_mac)
+    body = _link() + text(IFLA_IFNAME, host) + u32(IFLA_MTU, mtu) + _mac(host_mac)
     if bridge:
         body += u32(IFLA_MASTER, bridge)
     body += nested(
@@ -129,27 +125,9 @@ def _no_link_local() -> bytes:
 def new_bridge(name: str, mtu: int, mac: str) -> Request:
     """With a MAC of its own, or it would change whenever a port comes or goes."""
     body = _link(flags=IFF_UP, change=IFF_UP | IFF_PROMISC) + text(IFLA_IFNAME, name)
-    body += u32(IFLA_MTU, mtu) + _mac(mac)
-    body += _learn_nothing_from_link_local_frames()
+    body += u32(IFLA_MTU, mtu) + _mac(mac) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"))
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(RTM_NEWLINK, flags, body, f"create the bridge {name}", fine=(errno.EEXIST,))
-
-
-def _learn_nothing_from_link_local_frames() -> bytes:
-    """Frames to 01:80:c2:00:00:0x pass no hook that could check their source. Kernels before 5.0
-    ignore the option."""
-    option = 1 << BR_BOOLOPT_NO_LL_LEARN
-    value_and_mask = attribute(IFLA_BR_MULTI_BOOLOPT, struct.pack("=II", option, option))
-    return nested(
-        IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"), nested(IFLA_INFO_DATA, value_and_mask)
-    )
-
-
-def bridge_up(name: str) -> Request:
-    """Bring an existing bridge up, and have it learn nothing from link-local frames."""
-    body = _link(flags=IFF_UP, change=IFF_UP) + text(IFLA_IFNAME, name)
-    body += _learn_nothing_from_link_local_frames()
-    return Request(RTM_NEWLINK, 0, body, f"set up the bridge {name}")
 
 
 def link_up(name: str) -> Request:
@@ -290,16 +268,19 @@ def new_ifb(name: str, alias: str) -> list[Request]:
 
 
 def redirect(index: int, to: int) -> list[Request]:
-    """All that comes in on one link goes out of another, and from there on as if it had come in. An
-    ingress qdisc of before is replaced."""
-    head = struct.pack("=BxxxiIII", 0, index, INGRESS_HANDLE, TC_H_INGRESS, 0)
-    head += text(TCA_KIND, "ingress")
+    """All that comes in on one link goes out of another, and from there on as if it had come in. A
+    redirection to another link is replaced."""
+    former = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, _filter_info(REDIRECT))
     absent = errno.ENOENT, errno.EINVAL
     return [
-        Request(RTM_DELQDISC, 0, head, "delete the ingress qdisc", fine=absent),
-        Request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, head, "add an ingress qdisc"),
+        ingress(index),
+        Request(RTM_DELTFILTER, 0, former, "delete the former redirection", fine=absent),
         _redirecting_filter(index, to),
     ]
+
+
+def _filter_info(preference: int) -> int:
+    return preference << 16 | socket.htons(ETH_P_ALL)
 
 
 def _redirecting_filter(index: int, to: int) -> Request:
@@ -310,8 +291,7 @@ def _redirecting_filter(index: int, to: int) -> Request:
         TCA_ACT_OPTIONS, attribute(TCA_MIRRED_PARMS, mirred)
     )
     options = attribute(TCA_U32_SEL, selector) + nested(TCA_U32_ACT, nested(1, action))
-    protocol = REDIRECT << 16 | socket.htons(ETH_P_ALL)
-    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, protocol)
+    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, _filter_info(REDIRECT))
     body += text(TCA_KIND, "u32") + nested(TCA_OPTIONS, options)
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(RTM_NEWTFILTER, flags, body, "redirect what the pod sends (u32, mirred)")
@@ -331,31 +311,26 @@ def filters(index: int) -> Request:
     return Request(RTM_GETTFILTER, 0, body, "list the filters of a link")
 
 
-def preference_of(found: bytes) -> int:
-    (info,) = struct.unpack_from("=I", found, 16)
-    return int(info) >> 16
+def program_among(filters: Iterable[bytes]) -> bytes:
+    """The program that checks a pod's frames; nothing if no filter has it."""
+    for body in filters:
+        (info,) = struct.unpack_from("=I", body, 16)
+        if info >> 16 == CHECK_FRAMES:
+            options = dict(attributes(body[20:])).get(TCA_OPTIONS, b"")
+            program = dict(attributes(options)).get(TCA_BPF_OPS, b"")
+            if program:  # the first answer about a filter is about its kind only
+                return program
+    return b""
 
 
-def keep_out_loopback(index: int) -> Request:
-    """Drop packets from or for 127.0.0.0/8 that come in on the link, by a classic BPF program: its
-    result is the verdict, so that no module for an action is needed."""
-    first_byte_of = {"source": SKF_NET_OFF + 12, "destination": SKF_NET_OFF + 16}
-    program = (
-        (BPF_LOAD_BYTE, 0, 0, first_byte_of["destination"]),
-        (BPF_IF_EQUAL, 2, 0, 127),
-        (BPF_LOAD_BYTE, 0, 0, first_byte_of["source"]),
-        (BPF_IF_EQUAL, 0, 1, 127),
-        (BPF_RETURN, 0, 0, TC_ACT_SHOT),
-        (BPF_RETURN, 0, 0, TC_ACT_UNSPEC),  # as if there were no filter
-    )
-    options = attribute(TCA_BPF_OPS_LEN, struct.pack("=H", len(program)))
-    options += attribute(TCA_BPF_OPS, b"".join(struct.pack("=HBBI", *one) for one in program))
-    options += u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT)
-    protocol = KEEP_OUT_LOOPBACK << 16 | socket.htons(ETH_P_IP)
-    body = struct.pack("=BxxxiIII", 0, index, 0, INGRESS_HANDLE, protocol)
+def check_frames(index: int, program: bytes) -> Request:
+    """Run a classic BPF program for each frame that comes in on the link. Its result is the
+    verdict, so that no module for an action is needed. Another program is replaced at once."""
+    options = attribute(TCA_BPF_OPS_LEN, struct.pack("=H", len(program) // 8))
+    options += attribute(TCA_BPF_OPS, program) + u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT)
+    body = struct.pack("=BxxxiIII", 0, index, 1, INGRESS_HANDLE, _filter_info(CHECK_FRAMES))
     body += text(TCA_KIND, "bpf") + nested(TCA_OPTIONS, options)
-    flags, what = NLM_F_CREATE | NLM_F_EXCL, "keep 127.0.0.0/8 out (cls_bpf)"
-    return Request(RTM_NEWTFILTER, flags, body, what)
+    return Request(RTM_NEWTFILTER, NLM_F_CREATE, body, "check what the pod sends (cls_bpf)")
 
 
 def shaping(bandwidth: Bandwidth, index: int, direction: str) -> list[Request]:

@@ -88,7 +88,7 @@ def addresses(netns: int = -1) -> dict[int, list[tuple[Address, int]]]:
 def given(links: Iterable[PodLink], kernel: Netlink) -> dict[str, tuple[Address, ...]]:
     """The addresses that we gave to the pods behind these links, as far as the node itself shows
     it: by what anti-spoofing lets a pod send, or by the node's routes."""
-    checked, routes = guard.stations(), routed(kernel)
+    checked, routes = guard.stations(kernel), routed(kernel)
     found = {
         one.name: checked[one.name].addresses
         if one.name in checked

@@ -188,9 +188,9 @@ def settle(table: str, policy: Policy, wanted: Members, addresses: Iterable[Addr
         for name in set_names(policy):
             if int(name[-1]) != address.version:
                 continue
-            requests += nft_messages.new_elements(nft_messages.INET, table, name, key)
+            requests += nft_messages.new_elements(table, name, key)
             if address not in wanted.get(name, ()):
-                requests += nft_messages.delete_elements(nft_messages.INET, table, name, key)
+                requests += nft_messages.delete_elements(table, name, key)
     if requests:
         with netfilter() as kernel:
             kernel.commit(_SUBSYSTEM, requests)
