@@ -642,6 +642,7 @@ class _Incoming:
         self.received = bytearray()
         self.netns_fd: Optional[int] = None
         self.deadline = time.monotonic() + READ_SECONDS
+        self.is_registered = False
 
     def read(self) -> bool:
         """What has arrived; false at its end."""
@@ -779,8 +780,10 @@ class _Door:
         connection.setblocking(False)
         incoming = _Incoming(connection)
         self._incoming[connection.fileno()] = incoming
-        self._selector.register(connection, selectors.EVENT_READ, incoming)
         self._read(incoming)  # most often all of it is there
+        if connection.fileno() in self._incoming:
+            self._selector.register(connection, selectors.EVENT_READ, incoming)
+            incoming.is_registered = True
 
     def _read(self, incoming: _Incoming) -> None:
         try:
@@ -812,7 +815,8 @@ class _Door:
 
     def _forget(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.connection.fileno()]
-        self._selector.unregister(incoming.connection)
+        if incoming.is_registered:
+            self._selector.unregister(incoming.connection)
 
     def _drop(self, incoming: _Incoming) -> None:
         self._forget(incoming)
