@@ -28,6 +28,8 @@ from lab.layout import CHECKOUT
 SUBNET, PEER_SUBNET = "10.55.0.0/16", "10.66.0.0/16"
 POOL = 250  # pod namespaces that are made beforehand
 PATIENCE = 30.0
+# As on a real node, /sys shows the links of the node's own network namespace.
+OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 
 
 class Stage:
@@ -80,7 +82,7 @@ class Stage:
         program = self.opt / "current" / "bin" / "headcni-daemon"
         with (self.folder / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
-                ["/usr/bin/python3", "-IS", str(program), "--config", str(path)],
+                [*OWN_SYS, "/usr/bin/python3", "-IS", str(program), "--config", str(path)],
                 stdout=log,
                 stderr=log,
             )
