@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -195,6 +194,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
 
 def _burst(stage: Stage, calls: Calls, at_a_time: int) -> tuple[float, list[float]]:
     pods = [stage.pod() for _ in range(STORM)]
+    stage.rest()
     with _workers(stage, at_a_time) as (workers, inside):
         began = time.perf_counter()
         latencies = list(
@@ -327,17 +327,9 @@ def memory(stage: Stage, findings: Findings) -> None:
             limit=60.0,
         )
     )
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert stage.daemon is not None
-
-    def cpu() -> float:
-        with open(f"/proc/{stage.daemon.pid}/stat") as file:  # type: ignore[union-attr]
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / ticks
-
-    began, before = time.monotonic(), cpu()
+    began, before = time.monotonic(), stage.cpu()
     time.sleep(30)
-    share = 100 * (cpu() - before) / (time.monotonic() - began)
+    share = 100 * (stage.cpu() - before) / (time.monotonic() - began)
     findings.rows.append(
         Row("memory", "daemon CPU at rest", "one core", share, 100.0, unit="%", bar=0.005)
     )

@@ -28,6 +28,9 @@ from lab.layout import CHECKOUT
 SUBNET, PEER_SUBNET = "10.55.0.0/16", "10.66.0.0/16"
 POOL = 250  # pod namespaces that are made beforehand
 PATIENCE = 30.0
+IDLE_SECONDS = 1.5  # longer than the daemon waits between two looks at the firewalls
+# As on a real node, /sys shows the links of the node's own network namespace.
+OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 
 
 class Stage:
@@ -80,7 +83,7 @@ class Stage:
         program = self.opt / "current" / "bin" / "headcni-daemon"
         with (self.folder / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
-                ["/usr/bin/python3", "-IS", str(program), "--config", str(path)],
+                [*OWN_SYS, "/usr/bin/python3", "-IS", str(program), "--config", str(path)],
                 stdout=log,
                 stderr=log,
             )
@@ -115,6 +118,22 @@ class Stage:
                 if time.monotonic() > until:
                     raise RuntimeError(f"links are not deleted within {PATIENCE} s")
                 time.sleep(0.005)
+
+    def rest(self) -> None:
+        """Until the daemon has nothing to do. Some time after a peer has changed rules of the node,
+        it looks at all of them, which is no part of anybody's ADD."""
+        until = time.monotonic() + PATIENCE
+        before, now = -1.0, self.cpu()
+        while now - before > 0.02 and time.monotonic() < until:
+            time.sleep(IDLE_SECONDS)
+            before, now = now, self.cpu()
+
+    def cpu(self) -> float:
+        """Seconds that the daemon has had of the processors."""
+        assert self.daemon is not None
+        with open(f"/proc/{self.daemon.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss(self) -> float:
         """MiB of the daemon."""

@@ -37,10 +37,7 @@ class Call:
     path: str = ""
     netns_fd: Optional[int] = None  # of `netns`, opened by whoever handed the call on
     env: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    @property
-    def pod(self) -> PodRef:
-        return pod_ref(self.env)
+    pod: PodRef = PodRef()
 
     def for_owner(self, owner: Owner, netns: str) -> Call:
         """The same call for another container, as GC needs it."""
@@ -58,6 +55,7 @@ class Call:
             netns=netns,
             netns_fd=None,
             env=env,
+            pod=PodRef(),
         )
 
     @classmethod
@@ -91,6 +89,7 @@ class Call:
             path=env.get("CNI_PATH", ""),
             netns_fd=netns_fd,
             env=env,
+            pod=pod_ref(env),
         )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Optional
 
 import pytest
 
 from headcni.daemon.protocol import Request
 from headcni.daemon.server import (
+    AT_WORK,
     LARGE,
     LARGE_CALLS,
     LARGE_THREADS,
@@ -33,12 +36,16 @@ class Work:
         self._may_end = threading.Event()
         self._endings: Optional[threading.Semaphore] = None
         self._shims: list[socket.socket] = []
+        self.left_to_shims = self.fails = False
 
     def _serve(self, call: _Call, _worker: object) -> None:
         with self._changed:
             self.begun.append(call.request.env["CNI_COMMAND"])
             self._changed.notify_all()
-        self._may_end.wait(SECONDS)
+        with self.calls.left_to_its_shim(call) if self.left_to_shims else nullcontext():
+            self._may_end.wait(SECONDS)
+        if self.fails:
+            raise RuntimeError("a bug")
         if self._endings is not None:
             self._endings.acquire(timeout=SECONDS)
 
@@ -62,6 +69,19 @@ class Work:
         if calls:
             self._endings = threading.Semaphore(calls)
         self._may_end.set()
+
+    def calls_are_over(self) -> bool:
+        until = time.monotonic() + SECONDS
+        while self.calls.count and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self.calls.count
+
+    def begin_again(self) -> None:
+        """Forget what has begun, and keep the calls that come now at work."""
+        self.left_to_shims = False
+        self._may_end.clear()
+        with self._changed:
+            self.begun.clear()
 
     def clear(self) -> None:
         self.end(1000)
@@ -124,12 +144,58 @@ def test_a_socket_that_somebody_deleted_is_not_served(tmp_path):
 
 
 def test_a_namespace_with_many_calls_leaves_the_next_turn_to_another(work: Work) -> None:
-    for number in range(THREADS + 50):
+    for number in range(AT_WORK + 50):
         work.call("ADD", f"evil{number}", CNI_ARGS="K8S_POD_NAMESPACE=evil")
-    assert work.has_begun(*["ADD"] * THREADS)
+    assert work.has_begun(*["ADD"] * AT_WORK)
     work.call("CHECK", "good", CNI_ARGS="K8S_POD_NAMESPACE=good")
     work.end(2)
-    assert work.has_begun(*["ADD"] * (THREADS + 1), "CHECK")
+    assert work.has_begun(*["ADD"] * (AT_WORK + 1), "CHECK")
+
+
+def test_few_calls_are_at_work_at_once_and_each_that_ends_makes_room(work: Work) -> None:
+    for number in range(AT_WORK + 5):
+        work.call("ADD", f"c{number}")
+    assert work.has_begun(*["ADD"] * AT_WORK)
+    assert not work.has_begun(*["ADD"] * (AT_WORK + 1))
+    work.end()
+    assert work.has_begun(*["ADD"] * (AT_WORK + 5))
+
+
+def test_a_call_that_its_shim_runs_leaves_its_place_to_another(work: Work) -> None:
+    work.left_to_shims = True
+    for number in range(THREADS + 5):
+        work.call("ADD", f"c{number}")
+    assert work.has_begun(*["ADD"] * THREADS)
+    assert not work.has_begun(*["ADD"] * (THREADS + 1))
+    work.end()
+    assert work.has_begun(*["ADD"] * (THREADS + 5))
+
+
+def test_after_calls_that_their_shims_ran_no_more_than_before_are_at_work(work: Work) -> None:
+    work.left_to_shims = True
+    for number in range(THREADS):
+        work.call("ADD", f"c{number}")
+    assert work.has_begun(*["ADD"] * THREADS)
+    work.end()
+    assert work.calls_are_over()
+    work.begin_again()
+    for number in range(THREADS):
+        work.call("CHECK", f"c{number}")
+    assert work.has_begun(*["CHECK"] * AT_WORK)
+    assert not work.has_begun(*["CHECK"] * (AT_WORK + 1))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_that_fails_by_a_bug_makes_room_for_the_next(work: Work) -> None:
+    work.fails = True
+    for number in range(AT_WORK):
+        work.call("ADD", f"c{number}")
+    assert work.has_begun(*["ADD"] * AT_WORK)
+    work.end()
+    assert work.calls_are_over()
+    work.fails = False
+    work.call("CHECK", "c1")
+    assert work.has_begun(*["ADD"] * AT_WORK, "CHECK")
 
 
 def test_large_calls_have_few_threads_and_places_and_others_pass_them(work: Work) -> None:

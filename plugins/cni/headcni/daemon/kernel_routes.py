@@ -370,11 +370,12 @@ def _rule(body: bytes) -> Rule:
 
 def _link(body: bytes) -> Link:
     _unused, _unused, index, flags, _unused = struct.unpack_from("=BxHiII", body)
-    name = ""
+    name = b""
     for attr, value in attributes(body[16:]):
         if attr == IFLA_IFNAME:
-            name = value.rstrip(b"\0").decode(errors="replace")
-    return Link(index, name, bool(flags & IFF_UP))
+            name = value
+            break  # it is the first of some sixty
+    return Link(index, name.rstrip(b"\0").decode(errors="replace"), bool(flags & IFF_UP))
 
 
 class Interest(NamedTuple):

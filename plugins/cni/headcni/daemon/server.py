@@ -46,6 +46,10 @@ BACKLOG = 256
 MAX_READING = 128
 MAX_CALLS = 256  # begun or waiting; a shim whose call is one too many runs it itself
 THREADS = 16  # for each depth of nesting, started when they are needed
+# Python runs one thread at a time, and calls that take it from each other after every system call
+# spend more time on that than on pods. So few calls of a depth are at work at once: one in Python,
+# others in the kernel. A call that its shim runs does not count.
+AT_WORK = 3
 # A call with a netconf of this size carries what a pod's author has put into annotations. Python
 # runs one thread at a time, so such calls have few threads, which rest longer than they work.
 LARGE = 32 << 10  # bytes
@@ -221,7 +225,8 @@ class CniServer:
             return None
 
         before = attachment()
-        report = call.hand_back()
+        with self._calls.left_to_its_shim(call):
+            report = call.hand_back()
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()
@@ -365,9 +370,15 @@ class _Lane:
         self.ready = _Queue()
         self.came = threading.Condition(lock)
         self.idle = 0
+        self.at_work = 0
         self.threads = 0
         self.most_threads = LARGE_THREADS if for_large else THREADS
+        self.most_at_work = LARGE_THREADS if for_large else AT_WORK
         self.rests = for_large
+
+    @property
+    def may_begin(self) -> bool:
+        return bool(self.ready) and self.at_work < self.most_at_work
 
 
 class _Calls:
@@ -413,6 +424,19 @@ class _Calls:
         with self._lock:
             return bool(self._behind.get(call.subject))
 
+    @contextmanager
+    def left_to_its_shim(self, call: _Call) -> Iterator[None]:
+        """Its thread only waits meanwhile: another call may be at work."""
+        lane = self._lane_of(call)
+        with self._lock:
+            lane.at_work -= 1
+            self._begin_next(lane)
+        try:
+            yield
+        finally:
+            with self._lock:
+                lane.at_work += 1
+
     def finish(self, limit: float) -> bool:
         """Hand back what has not begun, and see the rest through: with it whoever waits for it, as
         a shim that was handed a DEL back would run it beside the ADD that is at work."""
@@ -438,9 +462,18 @@ class _Calls:
             at_work.join(left)
 
     def _make_ready(self, call: _Call) -> None:
-        lane = self._lanes[2 * call.depth + call.is_large]
+        lane = self._lane_of(call)
         lane.ready.append(call)
-        if lane.idle >= len(lane.ready):
+        self._begin_next(lane)
+
+    def _lane_of(self, call: _Call) -> _Lane:
+        return self._lanes[2 * call.depth + call.is_large]
+
+    def _begin_next(self, lane: _Lane) -> None:
+        """Find a thread for the next call. If it must wait, a thread that becomes free takes it."""
+        if not lane.may_begin:
+            return
+        if lane.idle:
             lane.came.notify()
         else:
             self._hire(lane)
@@ -468,28 +501,39 @@ class _Calls:
                 call = self._next(lane)
                 if call is None:
                     return
-                began = time.thread_time()
                 try:
-                    self._serve(call, worker)
+                    self._work_on(call, worker, lane)
                 finally:
-                    call.close()
-                    self._finished(call)
-                if lane.rests:
-                    took = time.thread_time() - began
-                    self._over.wait(min(REST * took, LONGEST_REST))
+                    with self._lock:
+                        lane.at_work -= 1
         finally:
             worker.close()
             with self._lock:
                 lane.threads -= 1
-                if lane.ready and not lane.idle:
-                    self._hire(lane)
+                self._begin_next(lane)
+
+    def _work_on(self, call: _Call, worker: _Worker, lane: _Lane) -> None:
+        began = time.thread_time()
+        try:
+            self._serve(call, worker)
+        finally:
+            call.close()
+            self._finished(call)
+        if lane.rests:
+            took = time.thread_time() - began
+            self._over.wait(min(REST * took, LONGEST_REST))
 
     def _next(self, lane: _Lane) -> Optional[_Call]:
         with self._lock:
             lane.idle += 1
-            lane.came.wait_for(lambda: self._stopping or bool(lane.ready))
+            lane.came.wait_for(lambda: self._stopping or lane.may_begin)
             lane.idle -= 1
-            return lane.ready.popleft() if lane.ready else None
+            if not lane.ready:
+                return None
+            call = lane.ready.popleft()
+            lane.at_work += 1
+            self._begin_next(lane)  # two that came at once may have woken one thread
+            return call
 
     def _finished(self, call: _Call) -> None:
         with self._lock:
@@ -598,6 +642,7 @@ class _Incoming:
         self.received = bytearray()
         self.netns_fd: Optional[int] = None
         self.deadline = time.monotonic() + READ_SECONDS
+        self.is_registered = False
 
     def read(self) -> bool:
         """What has arrived; false at its end."""
@@ -735,8 +780,10 @@ class _Door:
         connection.setblocking(False)
         incoming = _Incoming(connection)
         self._incoming[connection.fileno()] = incoming
-        self._selector.register(connection, selectors.EVENT_READ, incoming)
         self._read(incoming)  # most often all of it is there
+        if connection.fileno() in self._incoming:
+            self._selector.register(connection, selectors.EVENT_READ, incoming)
+            incoming.is_registered = True
 
     def _read(self, incoming: _Incoming) -> None:
         try:
@@ -768,7 +815,8 @@ class _Door:
 
     def _forget(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.connection.fileno()]
-        self._selector.unregister(incoming.connection)
+        if incoming.is_registered:
+            self._selector.unregister(incoming.connection)
 
     def _drop(self, incoming: _Incoming) -> None:
         self._forget(incoming)

@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
 from ..errors import KERNEL, CniError
@@ -56,6 +56,13 @@ class KernelError(CniError):
         )
         self.errno = number
         self.request = request
+
+
+def _last_acknowledged(requests: Sequence[Request]) -> list[Request]:
+    """Each acknowledgement would be a message to receive. The kernel works in order, so that of the
+    last says that all are done, and an error is told without being asked for."""
+    *others, last = requests
+    return [*others, last._replace(flags=last.flags | NLM_F_ACK)]
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -106,7 +113,7 @@ class Netlink:
         self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
         if strict:
             self._socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
-        self._socket.settimeout(RECEIVE_SECONDS)
+        self._socket.setblocking(False)  # the kernel answers before a send returns
         self._sequence = 0
 
     def close(self) -> None:
@@ -119,35 +126,38 @@ class Netlink:
         self.close()
 
     def do(self, requests: Iterable[Request]) -> None:
-        """Send them all at once. The first that failed is raised, after all have been answered."""
+        """Send them all at once. The first that failed is raised, after all have been done."""
         sent = list(requests)
         if sent:
             first = self._sequence + 1
-            self._send(sent, NLM_F_ACK)
+            self._send(_last_acknowledged(sent), 0)
             self._acknowledged(sent, first)
 
     def commit(self, subsystem: int, requests: Sequence[Request]) -> None:
         """In one transaction of a subsystem of netfilter's, which does all of them or none."""
+        if not requests:
+            return
         edge = struct.pack("=BBH", socket.AF_UNSPEC, 0, socket.htons(subsystem))
         begin, end = (Request(kind, 0, edge, "") for kind in _BATCH)
-        asked = [one._replace(flags=one.flags | NLM_F_ACK) for one in requests]
         first = self._sequence + 2
-        self._send([begin, *asked, end], 0)
-        self._acknowledged(asked, first)
+        self._send([begin, *_last_acknowledged(requests), end], 0)
+        self._acknowledged(requests, first)
 
     def _acknowledged(self, sent: Sequence[Request], first: int) -> None:
-        """Of a transaction, what was refused as a whole is said of its begin, before the first."""
+        """The kernel tells of each that failed, in their order, and answers the last in any case.
+        Of a transaction, what was refused as a whole is said of its begin, before the first."""
         failure: Optional[KernelError] = None
-        waiting = len(sent)
+        last = first + len(sent) - 1
+        waiting = True
         while waiting:
             for kind, sequence, body in self._receive():
-                if kind != NLMSG_ERROR or not first - 1 <= sequence < first + len(sent):
+                if kind != NLMSG_ERROR or not first - 1 <= sequence <= last:
                     continue
                 request = sent[max(sequence - first, 0)]
                 (number,) = struct.unpack_from("=i", body)
                 if sequence < first:
                     raise KernelError(-number, request, _said(body))
-                waiting -= 1
+                waiting = waiting and sequence != last
                 if number and -number not in request.fine and failure is None:
                     failure = KernelError(-number, request, _said(body))
         if failure is not None:
@@ -225,12 +235,17 @@ class Netlink:
         self._socket.sendto(b"".join(parts), (0, 0))
 
     def _read(self) -> bytes:
+        with suppress(BlockingIOError):
+            return self._socket.recv(65536)
+        self._socket.settimeout(RECEIVE_SECONDS)
         try:
             return self._socket.recv(65536)
         except socket.timeout:
             raise CniError(
                 KERNEL, f"the kernel did not answer a netlink request in {RECEIVE_SECONDS} s"
             ) from None
+        finally:
+            self._socket.setblocking(False)
 
     def _receive(self) -> Iterator[tuple[int, int, bytes]]:
         data, at = self._read(), 0

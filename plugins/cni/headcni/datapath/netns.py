@@ -112,8 +112,14 @@ def write_sysctl(path: str, value: str) -> None:
     """Write it unless it is so already; a kernel without it is left in peace."""
     if read_sysctl(path) in (None, value):
         return
-    with suppress(FileNotFoundError), open(f"/proc/sys/{path}", "w", encoding="ascii") as file:
-        file.write(value)
+    try:
+        fd = os.open(f"/proc/sys/{path}", os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.write(fd, value.encode("ascii"))
+    finally:
+        os.close(fd)
 
 
 def forward_ipv6() -> None:
