@@ -23,12 +23,22 @@ class Cost:
     tasks: dict[str, dict[str, float]]  # seconds of the processor, reads of hosts' variables, …
 
     @property
+    def calls(self) -> float:
+        return sum(task["calls"] for task in self.tasks.values())
+
+    @property
     def seconds(self) -> float:
         return self.collecting + sum(task["seconds"] for task in self.tasks.values())
 
 
 def measured(
-    playbook: Path | str, hosts: int, *words: str, sample: int = 2, fresh: bool = True, **given: Any
+    playbook: Path | str,
+    hosts: int,
+    *words: str,
+    sample: int = 2,
+    fresh: bool = True,
+    count_calls: bool = False,
+    **given: Any,
 ) -> Cost:
     """Of hosts that are bare, or on which there is nothing to do. `given` are extra variables."""
     with tempfile.TemporaryDirectory(prefix="hct-cost-") as folder:
@@ -58,6 +68,8 @@ def measured(
                 "CONTROLLER_COSTS": str(home / "costs"),
                 "CONTROLLER_SAMPLE": str(sample),
                 "CONTROLLER_NODES": "fresh" if fresh else "settled",
+                **({"CONTROLLER_COUNT": "calls"} if count_calls else {}),
+                "PYTHONHASHSEED": "0",  # the order of sets decides how much is called
             },
             cwd=CHECKOUT,
             capture_output=True,

@@ -7,12 +7,16 @@ work is done, for the first CONTROLLER_SAMPLE hosts only, and counted for all; t
 same result. Tasks with run_once and facts are always done. At the end the costs are written to
 CONTROLLER_COSTS.
 
+With CONTROLLER_COUNT set, the calls of functions are counted, those of Python and those of C. Their
+number is the same in every run, whatever else the machine does, but counting doubles the seconds.
+
 What is not in them: starting a process for each task and host, and what modules take.
 """
 
 from __future__ import annotations
 
 import atexit
+import cProfile
 import gc
 import json
 import os
@@ -24,9 +28,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.executor.process.worker import TaskExecutor, _RawTaskResult, _task
+from ansible.inventory.host import Host
 from ansible.plugins import loader as plugin_loader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.strategy.linear import StrategyModule as Linear
@@ -40,10 +45,9 @@ short_description: linear, in one process and without modules
 description: For tests and benchmarks.
 author: HeadCNI
 """
-PIECE_OF_WORK = json.dumps([{f"key {n}": [n, str(n), {"of": n / 7}]} for n in range(300)])
-PACE_EVERY = 30  # hosts
 FRESH = os.environ.get("CONTROLLER_NODES", "fresh") == "fresh"
 SAMPLE = int(os.environ.get("CONTROLLER_SAMPLE", "1000000"))
+COUNT = "CONTROLLER_COUNT" in os.environ
 
 
 def number(host: str) -> int:
@@ -177,78 +181,78 @@ def execute_module(
     return {"changed": False, **made}
 
 
+class Spent(NamedTuple):
+    """What some work cost."""
+
+    seconds: float  # of the processor
+    reads: float  # of the variables of some host
+    comparisons: float  # of two hosts
+    calls: float  # of functions, if they are counted
+
+    def since(self, earlier: Spent) -> Spent:
+        return Spent(*(now - then for now, then in zip(self, earlier, strict=True)))
+
+
+class Calls:
+    """How many functions were called. Python's own profiler counts them; its clock is not used."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._profiler = cProfile.Profile()
+        self._profiler.enable(subcalls=False, builtins=True)
+
+    def total(self) -> int:
+        self._profiler.disable()  # not to count what follows
+        self._sum += sum(function.callcount for function in self._profiler.getstats())
+        self._profiler.clear()
+        self._profiler.enable(subcalls=False, builtins=True)
+        return self._sum
+
+
 class Costs:
-    """Of each task, by its play and name: the processor's seconds, and how often the variables of
-    some host were looked up."""
+    """What each task cost, by its play and name."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, dict[str, float]] = {}
         self.collecting = 0.0
-        self._apart = 0.0  # of the processor's seconds, what is no task's
-        self._paces: dict[str, list[float]] = defaultdict(list)
-        self._reads = 0
+        self.reads = self.comparisons = 0
+        self._calls = Calls() if COUNT else None
         self._present = ""
-        self._began = self.clock()
+        self._began = self.so_far()
 
-    def clock(self) -> float:
-        """The processor's seconds so far, without those that Python looked for garbage: it does so
-        when it has made enough objects, in whichever task that happens to be."""
-        return time.process_time() - self._apart
+    def so_far(self) -> Spent:
+        """The seconds are without those that Python looked for garbage: it does so when it has made
+        enough objects, in whichever task that happens to be."""
+        calls = self._calls.total() if self._calls else 0
+        seconds = time.process_time() - self.collecting
+        return Spent(seconds, self.reads, self.comparisons, calls)
 
     def collected(self, phase: str, _about: dict[str, int]) -> None:
         if phase == "start":
             self._collection = time.process_time()
             return
-        took = time.process_time() - self._collection
-        self.collecting += took
-        self._apart += took
-        if self._present:
-            self.tasks[self._present]["collecting"] += took
+        self.collecting += time.process_time() - self._collection
 
     def begin(self, play: str, task: Any, run_once: bool) -> None:
         name = f"{play}: {task.get_name()}"
         if name != self._present:
             self.end()
             self._present = name
-        row = {"seconds": 0.0, "collecting": 0.0, "reads": 0.0, "hosts": 0, "run_once": run_once}
+        row = {**dict.fromkeys(Spent._fields, 0.0), "hosts": 0, "run_once": run_once}
         self.tasks.setdefault(name, row)["hosts"] += 1
 
-    def count(self) -> int:
-        """How many hosts have begun with the present task."""
-        return int(self.tasks[self._present]["hosts"])
-
-    def pace(self) -> None:
-        """Note what a fixed piece of work takes now. What else the machine does makes all work
-        slower, by half at times, and for long enough to spoil all samples of a task."""
-        gc.disable()
-        began = time.process_time()
-        for _round in range(2):
-            json.loads(PIECE_OF_WORK)
-        took = time.process_time() - began
-        gc.enable()
-        self._paces[self._present].append(took)
-        self._apart += took
-
-    def read(self) -> None:
-        self._reads += 1
-
-    def add(self, seconds: float, reads: float) -> None:
-        """What was not done, but would have been for the hosts that are not in the sample."""
-        self.tasks[self._present]["seconds"] += seconds
-        self.tasks[self._present]["reads"] += reads
-
-    def since(self) -> tuple[float, int]:
-        return self.clock(), self._reads
+    def add(self, spent: Spent) -> None:
+        row = self.tasks[self._present]
+        for name, value in spent._asdict().items():
+            row[name] += value
 
     def end(self) -> None:
         if self._present:
-            self.add(self.clock() - self._began, self._reads)
-        self._began, self._reads, self._present = self.clock(), 0, ""
+            self.add(self.so_far().since(self._began))
+        self._began, self._present = self.so_far(), ""
 
     def write(self) -> None:
         self.end()
-        for name, paces in self._paces.items():
-            self.tasks[name]["pace"] = median(paces)
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         Path(os.environ["CONTROLLER_COSTS"]).write_text(
             json.dumps({"tasks": self.tasks, "kib": kib, "collecting": self.collecting})
@@ -259,14 +263,21 @@ COSTS = Costs()
 gc.callbacks.append(COSTS.collected)
 atexit.register(COSTS.write)
 read = HostVars.raw_get
+compare = Host.__eq__
 
 
 def counted_read(hostvars: HostVars, host: str) -> Any:
-    COSTS.read()
+    COSTS.reads += 1
     return read(hostvars, host)
 
 
+def counted_comparison(host: Host, other: Any) -> bool:
+    COSTS.comparisons += 1
+    return compare(host, other)
+
+
 HostVars.raw_get = counted_read
+Host.__eq__ = counted_comparison
 
 
 def refuse(_action: ActionBase, command: str, **_unused: Any) -> None:
@@ -286,24 +297,21 @@ class Sample:
     """Work that is done for some hosts of a task, and what it took each of them."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.reads: list[int] = []
         self.last: Any = None
-        self._typical = (0.0, 0.0)
+        self._spent: list[Spent] = []
+        self._typical = Spent(0, 0, 0, 0)
 
     def take(self, work: Callable[[], Any], always: bool = False) -> tuple[Any, bool]:
-        """What comes of it, and whether it was done. The median counts for those it is not done
-        for: a collection of garbage in one of a few hosts would count for all of them."""
-        if len(self.seconds) >= SAMPLE and not always:
-            COSTS.add(*self._typical)
+        """What comes of it, and whether it was done. If not, the median of the others counts: the
+        slowest of a few hosts would count for all of them."""
+        if len(self._spent) >= SAMPLE and not always:
+            COSTS.add(self._typical)
             return self.last, False
-        began, before = COSTS.since()
+        began = COSTS.so_far()
         self.last = work()
-        ended, after = COSTS.since()
-        self.seconds.append(ended - began)
-        self.reads.append(after - before)
-        if len(self.seconds) == SAMPLE:
-            self._typical = (median(self.seconds), median(self.reads))
+        self._spent.append(COSTS.so_far().since(began))
+        if len(self._spent) == SAMPLE:
+            self._typical = Spent(*map(median, zip(*self._spent, strict=True)))
         return self.last, True
 
 
@@ -334,8 +342,6 @@ class StrategyModule(Linear):
 
     def _queue_task(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> None:
         COSTS.begin(task.play.get_name(), task, bool(task.run_once))
-        if COSTS.count() % PACE_EVERY == 1:
-            COSTS.pace()
         self._queued_task_cache[(host.name, task._uuid)] = {
             "host": host,
             "task": task,

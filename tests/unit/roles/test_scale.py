@@ -1,7 +1,8 @@
 """With more hosts, no task of a playbook may cost each host more.
 
 What costs the controller most is another host's variables: a millisecond for each look. So these
-are counted, in runs of the real playbooks without nodes. No clock is involved.
+are counted, in runs of the real playbooks without nodes, and so are comparisons of two hosts. No
+clock is involved.
 """
 
 from __future__ import annotations
@@ -47,6 +48,38 @@ def test_twice_the_hosts_look_up_twice_as_many_variables(playbook, given):
     }
     assert worse == {}
     assert sum(task["reads"] for task in many.tasks.values()) > 0
+
+
+@pytest.mark.parametrize("playbook", ["site", "uninstall"])
+def test_no_task_compares_every_host_with_every_other(playbook):
+    """Ansible does so, several times, for a task that includes: it keeps the hosts in a list. What
+    all hosts do, nothing to do or not, is imported."""
+    few, many = costs(playbook, fresh=False)
+    worse = {
+        name: (few.tasks[name]["comparisons"], task["comparisons"])
+        for name, task in many.tasks.items()
+        if task["comparisons"] > few.tasks[name]["comparisons"] * MANY / FEW
+    }
+    assert worse == {}
+
+
+def test_a_comparison_of_two_hosts_is_counted(tmp_path):
+    included = tmp_path / "included.yml"
+    included.write_text(json.dumps([{"ansible.builtin.debug": {"msg": "here"}}]))
+    playbook = tmp_path / "play.yml"
+    tasks = [{"name": "Include it", "ansible.builtin.include_tasks": str(included)}]
+    playbook.write_text(json.dumps([{"hosts": "headcni", "gather_facts": False, "tasks": tasks}]))
+    few, many = (measured(playbook, hosts).tasks["headcni: Include it"] for hosts in (FEW, MANY))
+    assert many["comparisons"] > few["comparisons"] * MANY / FEW
+
+
+def test_the_calls_of_functions_are_the_same_in_every_run(tmp_path):
+    """The benchmark of a thousand hosts relies on it."""
+    playbook = tmp_path / "play.yml"
+    tasks = [{"name": "Say it", "ansible.builtin.debug": {"msg": "{{ inventory_hostname }}"}}]
+    playbook.write_text(json.dumps([{"hosts": "headcni", "gather_facts": False, "tasks": tasks}]))
+    first, second = (measured(playbook, FEW, count_calls=True).calls for _ in range(2))
+    assert first == second > 0
 
 
 def test_the_options_of_a_role_do_not_read_everyones_variables_for_each_host(tmp_path):
