@@ -28,6 +28,7 @@ AT_ONCE = 64  # links in one request: more acknowledgements than that might not 
 STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address without the MAC
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _OF_LIMITS = (rtnl.RTM_NEWQDISC, rtnl.RTM_NEWTFILTER, rtnl.RTM_NEWLINK)
+_SETTINGS_OF_LINKS = "/proc/sys/net/ipv4/conf"
 _POD_LINK = re.compile(r"hc[0-9a-f]{11}\Z")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -85,8 +86,9 @@ def links_of(network: str) -> dict[str, Owner]:
 
 
 def pod_link_names() -> list[str]:
-    """The host's ends of all pods' links, whoever made them and whatever their alias says."""
-    return [name for name in os.listdir(SYSFS) if _POD_LINK.match(name)]
+    """The host's ends of all pods' links in the network namespace that the calling thread is in,
+    which /sys does not always show."""
+    return [name for name in os.listdir(_SETTINGS_OF_LINKS) if _POD_LINK.match(name)]
 
 
 def links_without_owner(network: str) -> list[str]:
