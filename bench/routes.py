@@ -12,8 +12,8 @@ OWN, CLUSTER = "10.1.0.0/24", "10.0.0.0/8"
 
 
 def run(stage: Stage, findings: Findings) -> None:
-    from headcni.daemon import routes as manager
-    from headcni.daemon.tailscale import LocalApi, Peer, Status
+    from headcni.mesh import routes as manager
+    from headcni.mesh.localapi import LocalApi, Peer, Status
 
     class Tailnet(LocalApi):
         """A tailscaled with so many peers."""

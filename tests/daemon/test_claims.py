@@ -19,9 +19,9 @@ from headscale_server import HeadscaleServer, Tailscaled
 from lab_command import CHECKOUT
 from patience import until
 
-from headcni.daemon.routes import Mesh, RouteManager
-from headcni.daemon.tailscale import LocalApi, Peer, Status
 from headcni.datapath import netns
+from headcni.mesh.localapi import LocalApi, Peer, Status
+from headcni.mesh.routes import Mesh, RouteManager
 
 TAG = "tag:headcni"
 RANGES = {1: ("10.244.1.0/24", "fd44:0:1::/64"), 2: ("10.244.2.0/24", "fd44:0:2::/64")}

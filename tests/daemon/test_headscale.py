@@ -25,10 +25,10 @@ from leftovers import assert_nothing_left
 from patience import until
 from stub_server import StubServer, says, stub_server
 
-from headcni.daemon import headscale as headscale_module
-from headcni.daemon.approvals import ApprovalReport, Identity, RouteKeeper, clashes, identify
-from headcni.daemon.headscale import Breaker, HeadscaleClient, HeadscaleError, Node, read_key
-from headcni.daemon.tailscale import LocalApi
+from headcni.mesh import headscale as headscale_module
+from headcni.mesh.approvals import ApprovalReport, Identity, RouteKeeper, clashes, identify
+from headcni.mesh.headscale import Breaker, HeadscaleClient, HeadscaleError, Node, read_key
+from headcni.mesh.localapi import LocalApi
 from lab.layout import Lab
 from lab.machines import leader
 

@@ -11,8 +11,8 @@ from api_server import ApiServer, serving
 from lab_command import CHECKOUT
 
 from headcni import bearer_token
-from headcni.daemon.kube import DENIED, KubeClient, KubeError, Selector, Source
-from headcni.daemon.kube_token import TokenKeeper
+from headcni.daemon.kubernetes.client import DENIED, KubeClient, KubeError, Selector, Source
+from headcni.daemon.kubernetes.token import TokenKeeper
 from lab import tools
 
 pytestmark = pytest.mark.timeout(300)

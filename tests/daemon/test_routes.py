@@ -25,11 +25,11 @@ from leftovers import assert_nothing_left
 from patience import until
 from pyroute2 import IPRoute
 
-from headcni.daemon import routes as routes_module
-from headcni.daemon.kernel_routes import RouteSocket
-from headcni.daemon.routes import Mesh, Report, RouteManager
-from headcni.daemon.tailscale import LocalApi, NodePrefs, Note, Peer, Status, TailscaleError
 from headcni.datapath import netns
+from headcni.mesh import routes as routes_module
+from headcni.mesh.kernel_routes import RouteSocket
+from headcni.mesh.localapi import LocalApi, NodePrefs, Note, Peer, Status, TailscaleError
+from headcni.mesh.routes import Mesh, Report, RouteManager
 from lab.layout import Lab
 from lab.machines import leader
 

@@ -10,9 +10,9 @@ from lab_command import CHECKOUT
 
 from headcni import config as netconf
 from headcni import errors, subnet_env
-from headcni.daemon import config
-from headcni.daemon.config import DaemonConfig
+from headcni import settings as config
 from headcni.ipam import config as ipam
+from headcni.settings import DaemonConfig
 
 CONFIGURATION = (CHECKOUT / "docs/configuration.md").read_text()
 ERRORS = (CHECKOUT / "docs/errors.md").read_text()
@@ -95,8 +95,8 @@ def test_the_examples_of_netconfs_are_valid(example, monkeypatch, tmp_path):
 
 
 def test_every_page_of_the_monitor_is_described():
-    from headcni.daemon.metrics import Metrics
-    from headcni.daemon.monitor import Monitor
+    from headcni.daemon.observe.metrics import Metrics
+    from headcni.daemon.observe.monitor import Monitor
 
     pages = [page for page in Monitor(Metrics(), {})._pages if not page.endswith("/")]
     assert [page for page in pages if f"`{page}" not in CONFIGURATION] == []

@@ -15,16 +15,16 @@ from patience import until
 
 from headcni.ctl import node, status
 from headcni.daemon import main
-from headcni.daemon.claims import Alarm, Refusal
-from headcni.daemon.config import parse
-from headcni.daemon.kernel_routes import Prefix
 from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
-from headcni.daemon.monitor import ask
-from headcni.daemon.pod_traffic import cluster_cidrs
-from headcni.daemon.routes import Condition, Report
+from headcni.daemon.observe.monitor import ask
 from headcni.ipam.allocate import Ipam
+from headcni.mesh.claims import Alarm, Refusal
+from headcni.mesh.kernel_routes import Prefix
+from headcni.mesh.pod_traffic import cluster_cidrs
+from headcni.mesh.routes import Condition, Report
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED
+from headcni.settings import parse
 from headcni.store import Attachment, PluginState
 
 CONFIG = """

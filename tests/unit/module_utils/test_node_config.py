@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import node_config, podcidr
 from lab_command import CHECKOUT
 
-from headcni.daemon import config as runtime
+from headcni import settings as runtime
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ import argparse
 from typing import Any, Dict, List
 
 from .. import conflist
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
-from ..daemon.pod_traffic import cluster_cidrs
+from .. import settings as configuration
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
+from ..mesh.pod_traffic import cluster_cidrs
 from ..podcidr import PodCidrError
+from ..settings import DaemonConfig
 from ..store import DATA_DIR
 from . import node
 from .main import NO, OK, CannotTell, show

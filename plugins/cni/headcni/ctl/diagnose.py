@@ -9,16 +9,16 @@ from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
 from .. import conflist, result, verbs
-from ..daemon import config as configuration
-from ..daemon import pod_traffic
-from ..daemon.config import DaemonConfig
-from ..daemon.control import asked
+from .. import settings as configuration
 from ..daemon.main import control_path
-from ..daemon.tailscale import LocalApi
+from ..daemon.observe.control import asked
 from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
 from ..exec import NESTING
+from ..mesh import pod_traffic
+from ..mesh.localapi import LocalApi
 from ..podcidr import PodCidrError
+from ..settings import DaemonConfig
 from ..store import Attachment, Store
 from . import node
 from .main import NO, OK, show

@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any, Dict
 
-from ..daemon.control import asked
 from ..daemon.main import control_path
+from ..daemon.observe.control import asked
 from ..errors import CniError
 from . import node
 from .main import OK, CannotTell

@@ -11,16 +11,16 @@ import argparse
 import subprocess
 from typing import Callable, List, Tuple
 
-from ..daemon import config as configuration
-from ..daemon.approvals import RouteKeeper, identify
-from ..daemon.config import DaemonConfig
-from ..daemon.headscale import HeadscaleClient
+from .. import settings as configuration
 from ..daemon.main import prefs_file
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import Mesh, RouteManager
-from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
 from ..datapath import host_firewall
 from ..errors import IO_FAILURE, CniError
+from ..mesh.approvals import RouteKeeper, identify
+from ..mesh.headscale import HeadscaleClient
+from ..mesh.localapi import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.routes import Mesh, RouteManager
+from ..settings import DaemonConfig
 from . import node
 from .main import NO, OK, show
 
@@ -108,8 +108,8 @@ def _firewalls() -> str:
 def _namespace(config: DaemonConfig) -> str:
     if config.tailscale.mode != "daemon":
         return "host mode has none"
-    from ..daemon.mesh_config import MeshConfig
-    from ..daemon.namespace import MeshNamespace
+    from ..mesh.namespace.mesh_namespace import MeshNamespace
+    from ..mesh.namespace.settings import MeshConfig
 
     if _runs("headcni-tailscaled.service"):
         command = ["systemctl", "stop", "headcni-tailscaled.service"]

@@ -23,16 +23,16 @@ import time
 from contextlib import closing
 from typing import Optional
 
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
-from ..daemon.control import asked
-from ..daemon.kernel_routes import RouteSocket
+from .. import settings as configuration
 from ..daemon.main import control_path, mesh_of, namespace_of, own_networks_first, prefs_file
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
-from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..daemon.observe.control import asked
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
+from ..mesh.kernel_routes import RouteSocket
+from ..mesh.localapi import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
+from ..settings import DaemonConfig
 from . import node
 from .main import OK, show
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, List, Mapping, Sequence
 
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
+from .. import settings as configuration
+from ..settings import DaemonConfig
 from ..store import Attachment, Store
 from .main import CannotTell
 

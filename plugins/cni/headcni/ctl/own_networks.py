@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 
-from ..daemon.kernel_routes import RouteSocket
 from ..daemon.main import own_networks_first
-from ..daemon.routes import put_own_networks_first
+from ..mesh.kernel_routes import RouteSocket
+from ..mesh.routes import put_own_networks_first
 from . import node
 from .main import OK, show
 

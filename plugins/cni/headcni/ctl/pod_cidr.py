@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from .. import settings as config
 from ..config import error
-from ..daemon import config
 from ..errors import NO_POD_CIDR, CniError
 from ..podcidr import PodCidrError, resolve
 from .main import OK, CannotTell, read, show

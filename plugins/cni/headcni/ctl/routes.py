@@ -7,13 +7,13 @@ import socket
 from contextlib import closing
 from typing import Any, Dict, List, Optional, Set
 
-from ..daemon import config as configuration
-from ..daemon.claims import Heard, hear, plan, rules_of
-from ..daemon.kernel_routes import RTN_UNREACHABLE, Prefix, Route, RouteSocket
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import PRIORITY, TABLE
-from ..daemon.tailscale import LocalApi
+from .. import settings as configuration
 from ..errors import CniError
+from ..mesh.claims import Heard, hear, plan, rules_of
+from ..mesh.kernel_routes import RTN_UNREACHABLE, Prefix, Route, RouteSocket
+from ..mesh.localapi import LocalApi
+from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.routes import PRIORITY, TABLE
 from . import node
 from .main import NO, OK, CannotTell, show
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Dict, List, Optional
 
 from .. import bearer_token
-from ..daemon.control import asked
 from ..daemon.main import control_path
+from ..daemon.observe.control import asked
 from ..errors import CniError
 from ..tailnet_access import ALL
 from . import node

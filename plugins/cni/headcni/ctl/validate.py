@@ -52,7 +52,7 @@ def problems(kind: str, text: bytes) -> List[Problem]:
         return config.conflist_problems(text, ours)
     if kind == "netconf":
         return config.problems(text, ours)
-    from ..daemon.config import parse  # and with it a YAML parser
+    from ..settings import parse  # and with it a YAML parser
 
     return parse(text)[1]
 

@@ -19,11 +19,11 @@ from ..datapath import blocked, firewall, guard, loopback_ports
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK, Netlink
 from ..errors import CniError
+from ..log import Log
+from ..mesh.localapi import LocalApi
 from ..model import Owner
 from ..recover import recover
 from ..store import Store
-from .log import Log
-from .tailscale import LocalApi
 
 NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES = 1, 7
 QUIET_SECONDS = 0.05  # a reload is many changes: wait until they have ended

@@ -20,39 +20,39 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from .. import __version__, podcidr, repair, verbs
+from .. import log as logs
+from .. import settings as configuration
 from ..datapath import firewall, netns
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError, shortened
 from ..exec import leave_sandbox
 from ..ipam.allocate import Ipam
+from ..mesh import claims, pod_traffic
+from ..mesh.approvals import ApprovalReport, RouteKeeper, identify
+from ..mesh.headscale import HeadscaleClient
+from ..mesh.localapi import STATE_FILE, LocalApi, NodePrefs
+from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.routes import Mesh, Report, RouteManager
 from ..model import Network, PodRef
 from ..recover import release_unused
+from ..settings import DaemonConfig
 from ..store import Attachment, Store
-from . import claims, pod_traffic
-from . import config as configuration
-from . import log as logs
-from .approvals import ApprovalReport, RouteKeeper, identify
-from .config import DaemonConfig
-from .control import SOCKET as CONTROL
-from .control import Control
-from .events import ADDED, DELETED, FAILED, LEAKED, Event, Events
+from .cni.server import CniServer, Served
 from .firewalls import Firewalls, TailscaleRules
-from .headscale import HeadscaleClient
-from .metrics import Metrics
-from .monitor import Monitor, Reason, ask
-from .pod_traffic import cluster_cidrs
-from .routes import Mesh, Report, RouteManager
-from .server import CniServer, Served
+from .observe.control import SOCKET as CONTROL
+from .observe.control import Control
+from .observe.events import ADDED, DELETED, FAILED, LEAKED, Event, Events
+from .observe.metrics import Metrics
+from .observe.monitor import Monitor, Reason, ask
 from .tailnet import TailnetAccess
-from .tailscale import STATE_FILE, LocalApi, NodePrefs
 
 if TYPE_CHECKING:
-    from .annotations import AnnotationWatcher
-    from .kube import Source
-    from .kube_token import TokenKeeper
-    from .namespace import MeshNamespace
-    from .pods import PassReport, PodWatcher
+    from ..mesh.namespace.mesh_namespace import MeshNamespace
+    from .kubernetes.annotations import AnnotationWatcher
+    from .kubernetes.client import Source
+    from .kubernetes.pods import PassReport, PodWatcher
+    from .kubernetes.token import TokenKeeper
 
 log = logs.Log("daemon")
 
@@ -380,9 +380,12 @@ class Daemon:
         wanted = self.config.daemon
         if not self._knows_an_api_server():
             return
-        from .annotations import AnnotationWatcher
-        from .kube import KubeClient, Source  # TLS, which a node without Kubernetes has no use for
-        from .pods import PodWatcher
+        from .kubernetes.annotations import AnnotationWatcher
+        from .kubernetes.client import (  # TLS, which a node without Kubernetes has no use for
+            KubeClient,
+            Source,
+        )
+        from .kubernetes.pods import PodWatcher
 
         source, timed = Source(wanted.kubeconfig), self.metrics.kubernetes
         self.annotations = AnnotationWatcher(KubeClient(source, timed=timed), self._annotated)
@@ -404,8 +407,8 @@ class Daemon:
             self._start_token(Source(wanted.kubeconfig))
 
     def _start_token(self, source: Source) -> None:
-        from .kube import KubeClient
-        from .kube_token import TokenKeeper
+        from .kubernetes.client import KubeClient
+        from .kubernetes.token import TokenKeeper
 
         self.token = TokenKeeper(
             KubeClient(source, timed=self.metrics.kubernetes),
@@ -716,8 +719,10 @@ def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Option
     """In daemon mode, where our own tailscaled lives."""
     if config.tailscale.mode != "daemon":
         return None
-    from .mesh_config import MeshConfig
-    from .namespace import MeshNamespace  # pyroute2 is large, and host mode needs none
+    from ..mesh.namespace.mesh_namespace import (
+        MeshNamespace,  # pyroute2 is large, and host mode needs none
+    )
+    from ..mesh.namespace.settings import MeshConfig
 
     return MeshNamespace(MeshConfig.of_daemon(config, pod_cidrs))
 

@@ -15,11 +15,11 @@ from typing import Any, Callable, Optional
 from ..datapath import firewall
 from ..datapath import tailnet as rules
 from ..errors import shortened
+from ..log import Log
 from ..model import Network
+from ..settings import DaemonConfig
 from ..store import Store
 from ..tailnet_access import ANNOTATION, FORGOTTEN, PODS, Policy, WrongAccess, parse, policy
-from .config import DaemonConfig
-from .log import Log
 
 LONGEST_SHOWN = 80  # of an annotation with a mistake
 MOST_SHOWN, LONGEST_ACCESS = 50, 500  # in the status

@@ -1,0 +1,115 @@
+"""What packets of pods there are on this node, for the firewalls that have to let them through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_interface, ip_network
+from typing import List, Tuple
+
+from .. import repair
+from .. import settings as configuration
+from ..datapath.host_firewall import PodTraffic
+from ..datapath.netlink import Netlink
+from ..errors import CniError
+from ..log import Log
+from ..model import Address, Network
+from ..settings import DaemonConfig
+from ..store import Attachment
+from .kernel_routes import RouteSocket
+from .localapi import LocalApi
+from .routes import TABLE
+
+OWN_LINK = "headcni01"
+
+log = Log("daemon")
+
+
+def of(
+    config: DaemonConfig,
+    own: Tuple[Network, ...],
+    cluster: Tuple[Network, ...],
+    attachments: Sequence[Attachment],
+    udp_port: int,
+) -> PodTraffic:
+    """`udp_port` is that of a tailscaled in the node's own network namespace. The link to a
+    tailscaled of ours counts in host mode too: while the mode is switched, both have to work."""
+    bridges, pods = {config.network.bridge}, dict.fromkeys(own)
+    for one in attachments:
+        if not one.host_ifname:
+            continue
+        if one.config.get("datapath") != "routed":
+            bridges.add(str(one.config.get("bridge") or config.network.bridge))
+        for text in one.state.get("ranges", {}).get("pods", ()):  # a second network, another IPAM
+            pods[ip_network(text)] = None
+    mesh = config.tailscale.interface
+    own_link = mesh if config.tailscale.mode == "daemon" else OWN_LINK
+    node = _near_end(own_link)
+    return PodTraffic(
+        bridges=tuple(sorted(bridges)),
+        pod_cidrs=tuple(pods),
+        cluster_cidrs=cluster,
+        trusted=config.network.pod_cidr.base or (*own, *_routed()),
+        meshes=tuple(dict.fromkeys((mesh, own_link))),
+        own_link=own_link,
+        tailscaled=tuple(one + 1 for one in node),
+        node=node,
+        answers_for_node=config.tailscale.answer_for_node,
+        udp_port=udp_port,
+    )
+
+
+def now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
+    """The same, for who has nothing but the configuration."""
+    own = tuple(configuration.pod_cidrs(config).cidrs)
+    port = 0
+    if config.tailscale.mode == "host":
+        with suppress(CniError):
+            port = tailscaled_port(LocalApi(config.tailscale.socket_path))
+    return of(config, own, cluster_cidrs(config, own), attachments, port)
+
+
+def tailscaled_port(api: LocalApi) -> int:
+    """The UDP port of the node's own tailscaled; 0 while it does not know. Behind a NAT some of its
+    endpoints have other ports, so only those with an address of the node count."""
+    with Netlink() as kernel:
+        listed = repair.look(kernel).addresses.values()
+    local = {one.partition("/")[0] for addresses in listed for one in addresses}
+    ports = []
+    for endpoint in api.endpoints():
+        address, _unused, port = endpoint.rpartition(":")
+        if address.strip("[]") in local and port.isdigit():
+            ports.append(int(port))
+    return max(ports, key=ports.count) if ports else 0
+
+
+def _routed() -> Tuple[Network, ...]:
+    """The ranges of other nodes' pods, by the routes that we have to them."""
+    kernel = RouteSocket()
+    try:
+        found = [ip_network(str(route.dst)) for route in kernel.routes(TABLE)]
+    finally:
+        kernel.close()
+    return tuple(sorted(found, key=lambda one: (one.version, one.network_address)))
+
+
+def _near_end(link: str) -> Tuple[Address, ...]:
+    """Of each network of the link to our tailscaled the node has the first address, and tailscaled
+    the next; nothing if there is no such link."""
+    with Netlink() as kernel:
+        index = kernel.index(link)
+        texts = repair.look(kernel).addresses.get(index, frozenset()) if index else frozenset()
+    found = sorted((ip_interface(one) for one in texts), key=lambda one: one.version)
+    return tuple(one.ip for one in found if not one.ip.is_link_local)
+
+
+def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
+    """Of which network.podCIDR.base is the authority; else a /16 and a /48 around our own."""
+    if config.network.pod_cidr.base:
+        return config.network.pod_cidr.base
+    found: List[Network] = []
+    for cidr in own:
+        width = min(cidr.prefixlen, 16 if cidr.version == 4 else 48)
+        found.append(ip_network(cidr).supernet(new_prefix=width))
+    log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
+    return tuple(found)

@@ -1,0 +1,535 @@
+"""Routes to the other nodes' pods: wanted as data, compared with the kernel, put right in one send.
+
+They live in a table of our own, which only packets for the cluster's pods are looked up in, before
+Tailscale's own table is. What tailscaled says of its peers decides which there are:
+
+- A peer's route goes when the peer is no longer in the tailnet, its key has expired, or it no
+  longer serves the CIDR. A peer that is merely offline keeps it.
+- `claims` says which peers may serve what. What is refused gets no route; where tailscaled would
+  send a node's packets to the peer that was refused, the packets are made unreachable.
+- While tailscaled is away or not running, it knows nothing of its peers: the routes stay.
+- The node's own CIDR is never routed into the tunnel, neither by us nor, if a peer claims it, by
+  tailscaled: a rule of ours sends it to the main table before any other is asked.
+- In host mode, the networks that the node itself is in stay its own, whatever a peer advertises: a
+  rule of ours asks the main table, but for its default routes, before Tailscale's. It is there
+  before tailscaled is told to accept routes (docs/decisions/0014).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Callable, NamedTuple, Optional, Union
+
+from ..datapath.netlink import Request
+from ..datapath.rtnl import RT_TABLE_MAIN, RTPROT_HEADCNI
+from ..errors import CniError
+from ..log import Log
+from ..model import Address, Network
+from .claims import Alarm, Heard, Plan, Refusal, Rules, hear, plan, prefixes, rules_of
+from .kernel_routes import (
+    RTN_UNREACHABLE,
+    Interest,
+    Link,
+    Prefix,
+    Route,
+    RouteEvents,
+    RouteSocket,
+    Rule,
+    add_rule,
+    delete_route,
+    delete_rule,
+    packed,
+    put_route,
+    read_route,
+    tunnel_route,
+    unreachable_route,
+)
+from .localapi import Bus, LocalApi, NodePrefs
+
+TABLE = 5200
+PRIORITY = 5200  # Tailscale's rules begin at 5210
+OWN_NETWORKS = 5205  # after the cluster's pods, before whatever tailscaled accepts
+# A route as wide as a /7 is a default route in disguise: VPNs have 0.0.0.0/1, some sites 2000::/3.
+WIDEST_NETWORK = 7
+INTERVAL_SECONDS = 30.0
+STALE_SECONDS = 300.0
+QUIET_SECONDS, PATIENCE_SECONDS = 0.05, 0.5
+# A pod's ADD causes some twenty events. They are read together when it is over: reading each one as
+# it comes would take the processor from the ADD twenty times.
+TOGETHER_SECONDS = 0.02
+STOP_SECONDS = 5.0
+
+Entry = Union[Route, Rule]
+# What on the bus may change a route, or the approval of our own.
+_TELLING = frozenset({"State", "Prefs", "SelfChange", "PeersChanged", "PeersRemoved", "NetMap"})
+
+log = Log("routes")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Which pods are elsewhere, and the way there.
+
+    host mode: the interface is tailscaled's. daemon mode: it is the veth `headcni01`, and
+    `gateways` are the addresses of its far end, one for each family. `sources` are the node's own
+    pod gateways: what the node itself sends to pods then comes from an address that pods can
+    answer. `service_cidrs`, `node_sizes` (pairs of IP version and prefix length) and `peer_tags`
+    say which peers' claims are accepted; see `claims`.
+    """
+
+    cluster_cidrs: tuple[Network, ...]
+    own_cidrs: tuple[Network, ...]
+    sources: tuple[Address, ...] = ()
+    interface: str = "tailscale0"
+    gateways: tuple[Address, ...] = ()
+    mtu: Optional[int] = None
+    table: int = TABLE
+    priority: int = PRIORITY
+    service_cidrs: tuple[Network, ...] = ()
+    node_sizes: tuple[tuple[int, int], ...] = ()
+    peer_tags: tuple[str, ...] = ()
+    # None leaves the rules of the node's own networks as they are: they are host mode's, and stay
+    # in daemon mode until the node's tailscaled has its former prefs back.
+    own_networks_first: Optional[bool] = None
+
+    def claim_rules(self) -> Rules:
+        return rules_of(
+            self.cluster_cidrs, self.own_cidrs, self.service_cidrs, self.node_sizes, self.peer_tags
+        )
+
+    def rules(self) -> list[Rule]:
+        own = [
+            Rule(self.priority - 1, prefix, RT_TABLE_MAIN) for prefix in prefixes(self.own_cidrs)
+        ]
+        pods = [Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)]
+        return [*own, *pods, *(own_network_rules() if self.own_networks_first else ())]
+
+
+class Condition(NamedTuple):
+    """Something that should be so, and how it is."""
+
+    name: str
+    ok: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a pass found and did. `repaired` had been there, and was gone or different."""
+
+    added: tuple[Entry, ...] = ()
+    removed: tuple[Entry, ...] = ()
+    repaired: tuple[Entry, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    warnings: tuple[Alarm, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.added or self.removed or self.repaired)
+
+
+class _View(NamedTuple):
+    """All of the kernel that a pass goes by. One that is as the last pass left it needs no second
+    look, which at thousands of peers is most of the work."""
+
+    table: int
+    rules: frozenset[Rule]
+    link: Optional[Link]
+    sources: tuple[tuple[int, bytes], ...]
+
+
+_ALL_THERE = Condition("routes", True, "")
+
+
+def own_network_rules() -> list[Rule]:
+    """The main table, but for its default routes, before Tailscale's own table."""
+    everything = [Prefix(socket.AF_INET, bytes(4), 0)]
+    if os.path.exists("/proc/sys/net/ipv6"):
+        everything.append(Prefix(socket.AF_INET6, bytes(16), 0))
+    return [Rule(OWN_NETWORKS, one, RT_TABLE_MAIN, suppress=WIDEST_NETWORK) for one in everything]
+
+
+def put_own_networks_first(kernel: RouteSocket) -> list[Rule]:
+    """Add what is missing of these rules; what that was."""
+    have = kernel.rules()
+    missing = [rule for rule in own_network_rules() if rule not in have]
+    failures = kernel.send([add_rule(rule) for rule in missing])
+    if failures:
+        raise failures[0]
+    return missing
+
+
+def forget_own_networks(kernel: RouteSocket) -> list[Rule]:
+    """Delete these rules, once tailscaled has its former prefs back."""
+    there = [rule for rule in kernel.rules() if rule.priority == OWN_NETWORKS]
+    failures = kernel.send([delete_rule(rule) for rule in there])
+    if failures:
+        raise failures[0]
+    return there
+
+
+class RouteManager:
+    """Keeps the kernel's routes as tailscaled's peers say they should be.
+
+    Made and started in the node's network namespace: its sockets stay in that one. Stopping leaves
+    all routes in place, and whoever starts next takes them over as they are.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        api: LocalApi,
+        *,
+        prefs: Optional[NodePrefs] = None,
+        interval: float = INTERVAL_SECONDS,
+        on_report: Optional[Callable[[Report], None]] = None,
+    ) -> None:
+        """With `prefs`, tailscaled is also kept advertising our CIDRs and accepting others'."""
+        self.mesh = mesh
+        self._api = api
+        self._prefs = prefs
+        self._interval = interval
+        self._on_report = on_report
+        self._kernel = RouteSocket()
+        self._lock = threading.Lock()
+        self._rules = mesh.claim_rules()
+        self._gateways, self._sources = packed(mesh.gateways), packed(mesh.sources)
+        self._peers: Optional[Heard] = None  # None: not heard of any yet
+        self._plan = Plan()
+        self._heard: tuple[Condition, ...] = ()
+        self._settled: set[object] = set()
+        self._calm: Optional[_View] = None
+        self._link: Optional[Link] = None
+        self._asked_at = 0.0
+        self._ask_again_at = 0.0
+        self._stale = True
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._bus: Optional[Bus] = None
+        self._bus_problem = ""
+        self._bell: Optional[socket.socket] = None
+
+    def reconcile(self, ask: bool = True) -> Report:
+        """One pass. Without `ask`, by what tailscaled said last. Never raises what a later pass may
+        find mended: it is in the conditions."""
+        with self._lock:
+            if ask:
+                self._hear()
+            try:
+                return self._put_right()
+            except (CniError, OSError) as problem:
+                return self._report(conditions=(Condition("routes", False, str(problem)),))
+
+    def remove_all(self) -> Report:
+        """For the uninstall: nothing of ours is left in the kernel."""
+        with self._lock:
+            rules = [rule for rule in self._kernel.rules() if self._is_ours(rule)]
+            routes = [r for r in self._kernel.routes(self.mesh.table) if _is_marked(r)]
+            requests = [delete_rule(rule) for rule in rules]
+            requests += [delete_route(route, self.mesh.table) for route in routes]
+            failures = self._kernel.send(requests)
+            if failures:
+                raise failures[0]
+            self._settled.clear()
+            self._calm = None
+            return Report(removed=(*rules, *routes))
+
+    def start(self) -> None:
+        self._stopping.clear()
+        self._stale = True
+        events = RouteEvents()
+        self._bell, doorstep = socket.socketpair()
+        self._bell.setblocking(False)
+        doorstep.setblocking(False)
+        self._bus = self._api.watch(STALE_SECONDS)
+        self._threads = [
+            threading.Thread(target=self._run, args=(events, doorstep), name="routes", daemon=True),
+            threading.Thread(target=self._listen, args=(self._bus,), name="bus", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the passes; the routes stay."""
+        self._stopping.set()
+        self._ring()
+        if self._bus is not None:
+            self._bus.close()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
+        if self._bell is not None:
+            self._bell.close()
+
+    def every(self, seconds: float) -> None:
+        """From now on the regular passes are so far apart."""
+        self._interval = seconds
+        self._ring()
+
+    def is_alive(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _hear(self) -> None:
+        """Ask tailscaled about its peers, and about how it stands with us."""
+        began = time.monotonic()
+        self._stale = False
+        try:
+            status = self._api.status()
+            if not status.running:
+                problem = f"tailscaled is not running but in the state {status.state}"
+                self._heard = (Condition("tailscale", False, problem),)
+                return
+            peers = hear(status, self._rules, self._peers.claims if self._peers else {})
+            if peers != self._peers:
+                self._peers, self._calm = peers, None
+            missing = [str(one) for one in self.mesh.own_cidrs if str(one) not in status.served]
+            self._heard = (
+                Condition("tailscale", True, f"{len(status.peers)} peers"),
+                Condition(
+                    "approved",
+                    not missing,
+                    f"Headscale has not approved {', '.join(missing)}" if missing else "",
+                ),
+            )
+            if self._prefs is not None:
+                self._heard += (self._tell_prefs(self._prefs),)
+        except CniError as problem:
+            self._heard = (Condition("tailscale", False, str(problem)),)
+        finally:
+            self._asked_at = time.monotonic()
+            # Thousands of peers take a while to read: then at most a tenth of the time goes there.
+            self._ask_again_at = self._asked_at + min(10 * (self._asked_at - began), 5.0)
+
+    def _tell_prefs(self, prefs: NodePrefs) -> Condition:
+        try:
+            if self.mesh.own_networks_first:
+                put_own_networks_first(self._kernel)  # before the first route is accepted
+            changed = prefs.ensure(self.mesh.own_cidrs)
+        except (CniError, OSError) as problem:
+            return Condition("prefs", False, str(problem))
+        return Condition("prefs", True, "; ".join(changed))
+
+    def _put_right(self) -> Report:
+        mesh, kernel = self.mesh, self._kernel
+        table = kernel.table(mesh.table)
+        have_rules = set(kernel.rules())
+        link, conditions = self._look_at_link()
+        # Before the first pod there is no gateway address, and the kernel would refuse it.
+        sources = {f: one for f, one in self._sources.items() if kernel.is_local(one)}
+        view = _View(hash(tuple(table)), frozenset(have_rules), link, tuple(sources.items()))
+        if self._calm == view:
+            return self._report(conditions=(*conditions, _ALL_THERE))
+
+        have = {route.key: route for route in map(read_route, table)}
+        self._plan = self._planned(have.values())
+        wanted = self._plan.wanted
+        routes = self._routes(wanted, link, sources) if link is not None and link.up else []
+        blocks = [unreachable_route(prefix) for prefix in self._plan.blocked]
+        rules = mesh.rules()
+
+        good = {route.key: route for route in (*routes, *blocks)}
+        put: list[Entry] = [*sorted(r for key, r in good.items() if have.get(key) != r)]
+        put += [rule for rule in rules if rule not in have_rules]
+        gone: list[Entry] = [
+            route
+            for key, route in have.items()
+            if _is_marked(route) and key not in good and (routes or route.dst not in wanted)
+        ]
+        gone += [rule for rule in have_rules - set(rules) if self._is_ours(rule)]
+
+        asked: list[tuple[Request, Entry]] = [(self._putting(entry), entry) for entry in put]
+        asked += [(self._deleting(entry), entry) for entry in gone]
+        failures = kernel.send([request for request, _unused in asked])
+        refused = {id(failure.request) for failure in failures}
+        done = {id(entry) for request, entry in asked if id(request) not in refused}
+
+        self._calm = None if asked else view
+        before = {key[0] for key in have} | self._settled
+        self._settled = {route.dst for route in (*routes, *blocks)} | set(rules)
+        if not routes:
+            self._settled |= wanted
+        return self._report(
+            added=tuple(e for e in put if id(e) in done and _name(e) not in before),
+            repaired=tuple(e for e in put if id(e) in done and _name(e) in before),
+            removed=tuple(e for e in gone if id(e) in done),
+            conditions=(
+                *conditions,
+                Condition("routes", False, str(failures[0])) if failures else _ALL_THERE,
+            ),
+        )
+
+    def _report(
+        self,
+        *,
+        added: tuple[Entry, ...] = (),
+        removed: tuple[Entry, ...] = (),
+        repaired: tuple[Entry, ...] = (),
+        conditions: tuple[Condition, ...],
+    ) -> Report:
+        """With what tailscaled said, and what the claims of its peers are like."""
+        return Report(
+            added,
+            removed,
+            repaired,
+            self._plan.alarms,
+            (*self._heard, *conditions),
+            self._plan.warnings,
+            self._plan.refusals,
+        )
+
+    def _planned(self, have: Iterable[Route]) -> Plan:
+        """Until tailscaled has told us of its peers, what is there is what should be."""
+        rules = self._rules
+        if self._peers is not None:
+            return plan(self._peers, rules, (route.dst for route in have if _is_tunnel(route)))
+        sound = [
+            route
+            for route in have
+            if _is_marked(route)
+            and any(one.covers(route.dst) for one in rules.cluster)
+            and not any(mine.overlaps(route.dst) for mine in rules.own)
+        ]
+        wanted = {route.dst for route in sound if _is_tunnel(route)}
+        return Plan(wanted, {route.dst for route in sound} - wanted)
+
+    def _look_at_link(self) -> tuple[Optional[Link], tuple[Condition, ...]]:
+        name = self.mesh.interface
+        link = self._kernel.link(name)
+        if link is None:
+            problem = f"there is no interface {name}"
+            if self._link is not None and (now := self._kernel.link(index=self._link.number)):
+                problem = f"the interface {name} is called {now.name} now"
+            return None, (Condition("interface", False, problem),)
+        self._link = link
+        return link, (
+            Condition("interface", link.up, "" if link.up else f"the interface {name} is down"),
+        )
+
+    def _routes(
+        self, wanted: Iterable[Prefix], link: Link, sources: Mapping[int, bytes]
+    ) -> list[Route]:
+        mtu = self.mesh.mtu or 0
+        return [
+            tunnel_route(
+                prefix,
+                link.number,
+                self._gateways.get(prefix.family, b""),
+                sources.get(prefix.family, b""),
+                mtu,
+            )
+            for prefix in wanted
+        ]
+
+    def _putting(self, entry: Entry) -> Request:
+        return put_route(entry, self.mesh.table) if isinstance(entry, Route) else add_rule(entry)
+
+    def _deleting(self, entry: Entry) -> Request:
+        if isinstance(entry, Route):
+            return delete_route(entry, self.mesh.table)
+        return delete_rule(entry)
+
+    def _is_ours(self, rule: Rule) -> bool:
+        return rule.priority in self._priorities
+
+    @property
+    def _priorities(self) -> frozenset[int]:
+        pods = {self.mesh.priority - 1, self.mesh.priority}
+        return frozenset(pods if self.mesh.own_networks_first is None else {*pods, OWN_NETWORKS})
+
+    def _run(self, events: RouteEvents, doorstep: socket.socket) -> None:
+        with contextlib.closing(events), doorstep:
+            while not self._stopping.is_set():
+                report = self._pass()
+                if self._on_report is not None:
+                    try:
+                        self._on_report(report)
+                    except Exception as bug:  # a listener's mistake cuts nobody off
+                        log.error("a listener failed", problem=bug)
+                self._await_news(events, doorstep)
+
+    def _pass(self) -> Report:
+        try:
+            return self.reconcile(ask=self._should_ask())
+        except Exception as bug:  # the next pass may well succeed, and without passes nothing does
+            return Report(conditions=(Condition("routes", False, f"a bug in HeadCNI: {bug!r}"),))
+
+    def _should_ask(self) -> bool:
+        now = time.monotonic()
+        old = self._bus_problem or now - self._asked_at > STALE_SECONDS
+        # What went wrong on our side of the socket is no news to the bus.
+        failed = any(not one.ok for one in self._heard if one.name != "approved")
+        return bool(self._stale or old or failed) and now >= self._ask_again_at
+
+    def _await_news(self, events: RouteEvents, doorstep: socket.socket) -> None:
+        """Return when there is something to do, or at the next regular pass; and not before news
+        has stopped pouring in, within reason."""
+        until = time.monotonic() + self._interval
+        if self._stale:  # told again while we were busy, or not asked yet for want of time
+            until = min(until, max(self._ask_again_at, time.monotonic() + QUIET_SECONDS))
+        latest: Optional[float] = None
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now >= until:
+                return
+            select.select([events.fileno(), doorstep.fileno()], [], [], until - now)
+            self._stopping.wait(min(TOGETHER_SECONDS, until - now))
+            rung = _drain(doorstep)
+            moved = events.matter(self._interest())
+            if not (rung or moved):
+                continue
+            now = time.monotonic()
+            latest = latest or now + PATIENCE_SECONDS
+            until = min(now + QUIET_SECONDS, latest)
+            if rung and not moved:
+                until = max(until, min(self._ask_again_at, now + 5.0))
+
+    def _interest(self) -> Interest:
+        return Interest(
+            self.mesh.table,
+            self._priorities,
+            self.mesh.interface,
+            self._link.number if self._link is not None else 0,
+            frozenset(self._sources.values()),
+            self._kernel.port,
+        )
+
+    def _listen(self, bus: Bus) -> None:
+        for note in bus:
+            lost = bool(note.problem) and not self._bus_problem
+            self._bus_problem = note.problem
+            if lost or note.fields & _TELLING:
+                self._stale = True
+                self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+
+
+def _is_marked(route: Route) -> bool:
+    return route.protocol == RTPROT_HEADCNI
+
+
+def _is_tunnel(route: Route) -> bool:
+    return _is_marked(route) and route.kind != RTN_UNREACHABLE
+
+
+def _name(entry: Entry) -> object:
+    return entry.dst if isinstance(entry, Route) else entry
+
+
+def _drain(doorstep: socket.socket) -> bool:
+    rung = False
+    with contextlib.suppress(BlockingIOError):
+        while doorstep.recv(4096):
+            rung = True
+    return rung
