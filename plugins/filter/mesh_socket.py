@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import MODES, SOCKETS
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import MODES, SOCKETS
 
 
 def mesh_socket(mode: str, variables: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from . import podcidr
+from .shared import podcidr
 
 PATH = "/etc/headcni/config.yaml"
 MODE = 0o600

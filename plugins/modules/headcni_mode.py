@@ -109,13 +109,12 @@ targets:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import (
-    mode_switch,
-    modes,
-    node,
-    node_config,
+from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
+    LocalAPI,
+    LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 STATES = ("settled", "begun", "prepared", "moved", "dropped", "finished")
 

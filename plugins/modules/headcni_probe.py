@@ -181,7 +181,6 @@ from ipaddress import ip_address, ip_network
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     kernel,
     node,
     probe,
@@ -189,11 +188,12 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     probe_cri,
     probe_pod,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import SOCKETS
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import SOCKETS
 
 PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
 STATE = os.path.join(probe_pod.HOME, "probe.json")

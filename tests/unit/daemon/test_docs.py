@@ -53,7 +53,8 @@ def test_every_key_of_a_netconf_is_described():
 
 
 def test_every_variable_is_described():
-    sources = (CHECKOUT / "plugins/cni/headcni").rglob("*.py")
+    runtime = CHECKOUT / "plugins/cni/headcni"
+    sources = [*runtime.rglob("*.py"), *(runtime / "shared").glob("*.py")]
     text = "".join(source.read_text() for source in sources if "daemon" not in source.parts)
     used = set(re.findall(r"""["'](HEADCNI_[A-Z_]+[A-Z]|NODE_POD_CIDR|NODE_NAME)["']""", text))
     used |= {f"HEADCNI_{key}" for key in subnet_env._KEYS}

@@ -254,7 +254,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     token.write_text(kube_server.jwt(time.time() - 100, time.time() - 10))
     server = kube_server.KubeServer(tmp_path / "server", accepts=set())
     kubeconfig = server.kubeconfig(tokenFile=str(token), token="")
-    monkeypatch.setattr("headcni.bearer_token.FILE", str(token))
+    monkeypatch.setattr("headcni.shared.bearer_token.FILE", str(token))
     more = f"kubeconfig: {kubeconfig}"
     config, problems = parse(
         CONFIG.format(tmp=tmp_path, more="").replace("}", f", {more}}}", 1).encode()

@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from headcni import settings as config
 from headcni.errors import INVALID_CONFIG, IO_FAILURE, CniError
-from headcni.podcidr import resolve
 from headcni.settings import DaemonConfig, as_dict, changes, check, load, parse, schema
+from headcni.shared.podcidr import resolve
 
 SCHEMA = Path(config.__file__).with_name("config.schema.json")
 

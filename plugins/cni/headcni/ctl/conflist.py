@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict, List
 
-from .. import conflist
 from .. import settings as configuration
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
 from ..mesh.pod_traffic import cluster_cidrs
-from ..podcidr import PodCidrError
 from ..settings import DaemonConfig
+from ..shared import conflist
+from ..shared.podcidr import PodCidrError
 from ..store import DATA_DIR
 from . import node
 from .main import NO, OK, CannotTell, show

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
-from .. import conflist, result, verbs
+from .. import result, verbs
 from .. import settings as configuration
 from ..daemon.main import control_path
 from ..daemon.observe.control import asked
@@ -17,8 +17,9 @@ from ..errors import CniError
 from ..exec import NESTING
 from ..mesh import pod_traffic
 from ..mesh.localapi import LocalApi
-from ..podcidr import PodCidrError
 from ..settings import DaemonConfig
+from ..shared import conflist
+from ..shared.podcidr import PodCidrError
 from ..store import Attachment, Store
 from . import node
 from .main import NO, OK, show

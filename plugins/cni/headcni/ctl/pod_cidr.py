@@ -8,7 +8,7 @@ import os
 from .. import settings as config
 from ..config import error
 from ..errors import NO_POD_CIDR, CniError
-from ..podcidr import PodCidrError, resolve
+from ..shared.podcidr import PodCidrError, resolve
 from .main import OK, CannotTell, read, show
 
 

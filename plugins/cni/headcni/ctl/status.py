@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Dict, List, Optional
 
-from .. import bearer_token
 from ..daemon.main import control_path
 from ..daemon.observe.control import asked
 from ..errors import CniError
+from ..shared import bearer_token
 from ..tailnet_access import ALL
 from . import node
 from .main import NO, OK, CannotTell, show

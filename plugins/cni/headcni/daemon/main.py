@@ -19,7 +19,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
-from .. import __version__, podcidr, repair, verbs
+from .. import __version__, repair, verbs
 from .. import log as logs
 from .. import settings as configuration
 from ..datapath import firewall, netns
@@ -37,6 +37,7 @@ from ..mesh.routes import Mesh, Report, RouteManager
 from ..model import Network, PodRef
 from ..recover import release_unused
 from ..settings import DaemonConfig
+from ..shared import podcidr
 from ..store import Attachment, Store
 from .cni.server import CniServer, Served
 from .firewalls import Firewalls, TailscaleRules

@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..errors import IO_FAILURE, CniError
 from ..model import Network
-from ..modes import SOCKETS
+from ..shared.modes import SOCKETS
 
 SOCKET = SOCKETS["host"]
 STATE_FILE = "/var/lib/headcni/tailscale-prefs.json"

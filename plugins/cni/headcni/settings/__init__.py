@@ -18,15 +18,16 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from ipaddress import ip_address, ip_network
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, TypeVar, Union
 
-from .. import bearer_token, port_ranges
+from .. import port_ranges
 from ..call import is_interface_name
 from ..config import error, render
 from ..errors import IO_FAILURE, CniError
 from ..ipam.config import Problem, unknown_keys
 from ..ipam.pool import STRATEGIES
 from ..model import Network, PortRange
-from ..modes import LINKS, MODES, SOCKETS
-from ..podcidr import (
+from ..shared import bearer_token
+from ..shared.modes import LINKS, MODES, SOCKETS
+from ..shared.podcidr import (
     PodCidrError,
     Resolution,
     parse_cidr,

@@ -483,7 +483,7 @@ def test_importing_it_costs_little_beside_what_the_daemon_has():
         env={**os.environ, "PYTHONPATH": str(Path(kube.__file__).parents[3])},
     )
     found = json.loads(done.stdout.replace("'", '"'))
-    assert found == ["headcni.bearer_token", "headcni.daemon.kubernetes.client"]
+    assert found == ["headcni.daemon.kubernetes.client", "headcni.shared.bearer_token"]
 
 
 def wait_for_stream(server: KubeServer, count: int = 1) -> None:

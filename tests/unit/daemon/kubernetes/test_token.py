@@ -9,10 +9,10 @@ import stat
 import pytest
 from kube_server import KubeServer, jwt
 
-from headcni import bearer_token
 from headcni import log as logs
 from headcni.daemon.kubernetes.client import DENIED, KubeClient, KubeError, Selector, Source
 from headcni.daemon.kubernetes.token import LONGEST_PAUSE, LOOK_SECONDS, TokenKeeper
+from headcni.shared import bearer_token
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0

@@ -22,11 +22,11 @@ from stat import S_IMODE, S_IRGRP, S_IROTH, S_IWGRP, S_IWOTH
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from ... import bearer_token
 from ...errors import IO_FAILURE, CniError
 from ...exchange import Connection, Exchange, Exchanges
 from ...log import Log
 from ...model import PodRef
+from ...shared import bearer_token
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_SECONDS = 15.0

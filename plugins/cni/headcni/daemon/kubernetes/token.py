@@ -13,9 +13,9 @@ import threading
 import time
 from typing import Callable, Optional
 
-from ... import bearer_token
-from ...bearer_token import BearerToken
 from ...log import Log
+from ...shared import bearer_token
+from ...shared.bearer_token import BearerToken
 from .client import REFUSED, Access, KubeClient, KubeError
 
 LOOK_SECONDS = 60.0  # site.yml may have written another token meanwhile

@@ -32,8 +32,8 @@ from pyroute2 import IPRoute, NetlinkError
 from ...datapath import netns, nft
 from ...datapath.rtnl import IFF_UP, RT_TABLE_MAIN, RTPROT_HEADCNI
 from ...errors import INTERNAL, INVALID_CONFIG, KERNEL, CniError
-from ...filelock import lock
 from ...model import Address, Network
+from ...shared.filelock import lock
 from . import named as named_netns
 from . import plan as mesh_rules
 from .plan import ANYWHERE, INSIDE, PRIORITIES, ROUTES_TABLE, TAILSCALED_MASK, Cable, Rule, endpoint

@@ -12,9 +12,9 @@ from ... import port_ranges
 from ... import settings as configuration
 from ...errors import INVALID_CONFIG, IO_FAILURE, CniError
 from ...model import Address, Network
-from ...podcidr import PodCidrError
 from ...port_ranges import Answered
 from ...settings import DaemonConfig
+from ...shared.podcidr import PodCidrError
 
 
 @dataclass(frozen=True)

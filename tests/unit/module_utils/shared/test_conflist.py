@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headcni import conflist
-from headcni.conflist import (
+from headcni.shared import conflist
+from headcni.shared.conflist import (
     NAME,
     SUFFIX,
     ConflistError,

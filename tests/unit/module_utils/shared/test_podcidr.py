@@ -14,8 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headcni import podcidr
-from headcni.podcidr import PodCidrError, Resolution, derive, parse_cidr, parse_sizes, resolve, scan
+from headcni.shared import podcidr
+from headcni.shared.podcidr import (
+    PodCidrError,
+    Resolution,
+    derive,
+    parse_cidr,
+    parse_sizes,
+    resolve,
+    scan,
+)
 
 KUBELET = "/var/lib/kubelet/config.yaml"
 KUBEADM = "/etc/kubernetes/kubeadm-config.yaml"
@@ -384,10 +392,10 @@ def test_the_hash_of_a_name_never_changes(host: str, share: str) -> None:
 
 def test_the_hash_does_not_depend_on_the_interpreters_hash_seed() -> None:
     code = (
-        "from headcni.podcidr import derive; from ipaddress import ip_network as n;"
+        "from headcni.shared.podcidr import derive; from ipaddress import ip_network as n;"
         "print(derive(n('10.0.0.0/8'), 24, 'x'), derive(n('fd00::/48'), 64, 'x'))"
     )
-    path = str(Path(podcidr.__file__).parents[1])
+    path = str(Path(podcidr.__file__).parents[2])
     answers = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -469,9 +477,3 @@ def test_the_result_is_plain_data_for_an_ansible_module(node: Node) -> None:
         "value": "10.1.0.0/24",
         "verdict": "chosen",
     }
-
-
-def test_the_runtime_and_the_collection_share_one_file() -> None:
-    runtime = Path(podcidr.__file__)
-    assert runtime.is_symlink()
-    assert os.readlink(runtime) == "../../module_utils/podcidr.py"

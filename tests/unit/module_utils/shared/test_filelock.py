@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import filelock
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import filelock
 
 
 @pytest.fixture
@@ -43,9 +43,3 @@ def test_who_waits_gets_it_when_it_is_let_go(handles):
     handles[0] = os.open("/dev/null", os.O_RDONLY)
     assert got.wait(10)
     waiting.join(10)
-
-
-def test_the_runtime_shares_the_file():
-    from headcni import filelock as runtimes
-
-    assert os.readlink(runtimes.__file__) == "../../module_utils/filelock.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
     Status,
