@@ -188,7 +188,7 @@ def targets(config: dict) -> list[dict]:
     """Nobody, if the tailscaled in charge does not say whom there is."""
     if not config:
         return []
-    path = config["tailscale"]["socket"]["path"] or modes.SOCKETS[mode_switch.mode_of(config)]
+    path = modes.socket_of(mode_switch.mode_of(config), config["tailscale"]["socket"]["path"])
     try:
         status = LocalAPI(path).raw_status(peers=True)
     except LocalAPIError:

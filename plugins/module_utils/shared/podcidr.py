@@ -133,6 +133,14 @@ _LABELS = {
 }
 
 
+def cluster_around(own: Sequence[Network]) -> tuple[Network, ...]:
+    """The cluster's CIDRs if nobody has named them: a /16 and a /48 around the node's own."""
+    widths = {4: 16, 6: 48}
+    return tuple(
+        cidr.supernet(new_prefix=min(cidr.prefixlen, widths[cidr.version])) for cidr in own
+    )
+
+
 def join(cidrs: Sequence[Network]) -> str:
     return ",".join(str(cidr) for cidr in cidrs)
 

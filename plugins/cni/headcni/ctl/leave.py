@@ -17,10 +17,12 @@ from ..datapath import host_firewall
 from ..errors import IO_FAILURE, CniError
 from ..mesh.approvals import RouteKeeper, identify
 from ..mesh.headscale import HeadscaleClient
-from ..mesh.localapi import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..mesh.localapi import LocalApi, TailscaleError
 from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.prefs import NodePrefs
 from ..mesh.routes import Mesh, RouteManager
 from ..settings import DaemonConfig
+from ..shared.localapi import NO_SOCKET
 from . import node
 from .main import NO, OK, show
 

@@ -29,10 +29,12 @@ from ..daemon.observe.control import asked
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
 from ..mesh.kernel_routes import RouteSocket
-from ..mesh.localapi import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from ..mesh.localapi import LocalApi, TailscaleError
 from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.prefs import NodePrefs
 from ..mesh.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
 from ..settings import DaemonConfig
+from ..shared.localapi import NO_SOCKET
 from . import node
 from .main import OK, show
 

@@ -31,8 +31,9 @@ from ..ipam.allocate import Ipam
 from ..mesh import claims, pod_traffic
 from ..mesh.approvals import ApprovalReport, RouteKeeper, identify
 from ..mesh.headscale import HeadscaleClient
-from ..mesh.localapi import STATE_FILE, LocalApi, NodePrefs
+from ..mesh.localapi import LocalApi
 from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.prefs import STATE_FILE, NodePrefs
 from ..mesh.routes import Mesh, Report, RouteManager
 from ..model import Network, PodRef
 from ..recover import release_unused

@@ -1,55 +1,42 @@
-"""tailscaled, by the LocalAPI on its unix socket: what it knows, what it says, what we ask of it.
+"""tailscaled as the daemon and headcnictl use it: its status, its prefs and its event bus.
 
-Anyone may read; only root may change. Nothing here starts, stops or logs in a tailscaled: in host
-mode it is the operator's own, and what we change in it we put back.
+Everyone may read, only root may change. Nothing here starts, stops or logs in a tailscaled. The
+requests themselves are made by shared/localapi.py, which Ansible's modules use too.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from ipaddress import ip_network
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Optional
 
 from ..errors import IO_FAILURE, CniError
-from ..model import Network
-from ..shared.modes import SOCKETS
+from ..shared import localapi
+from ..shared.localapi import ANSWER_SECONDS, SOCKET
 
-SOCKET = SOCKETS["host"]
-STATE_FILE = "/var/lib/headcni/tailscale-prefs.json"
-HOST = "local-tailscaled.sock"  # any other Host is refused
-OLDEST = (1, 34)  # the first with watch-ipn-bus
-ANSWER_SECONDS = 10.0
+OLDEST = (1, 34)  # the first version with watch-ipn-bus
+UPGRADE = f"upgrade it to {'.'.join(map(str, OLDEST))} or newer"
 SILENCE_SECONDS = 300.0
-ECHO_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
-EDIT_TRIES = 5
 
-# What the bus is asked for (ipn.NotifyWatchOpt): the state and prefs at once, and peers that come,
-# go or change. Patches of endpoints and the like come as patches, which we need not look at.
-_INITIAL_STATE, _INITIAL_PREFS, _PEER_CHANGES, _PEER_PATCHES = 1 << 1, 1 << 2, 1 << 12, 1 << 15
-_EVERYTHING = _INITIAL_STATE | _INITIAL_PREFS | _PEER_CHANGES | _PEER_PATCHES
+# What we ask the bus for (ipn.NotifyWatchOpt): the state and prefs at once, and peers that come,
+# go or change. Changes of endpoints and the like come as patches, which we ignore.
+INITIAL_PREFS = 1 << 2
+_INITIAL_STATE, _PEER_CHANGES, _PEER_PATCHES = 1 << 1, 1 << 12, 1 << 15
+_EVERYTHING = _INITIAL_STATE | INITIAL_PREFS | _PEER_CHANGES | _PEER_PATCHES
 
-# Why a TailscaleError was raised.
-NO_SOCKET, NO_ANSWER, DENIED, TOO_OLD, LOGGED_OUT, REFUSED = (
-    "no-socket",
-    "no-answer",
-    "denied",
-    "too-old",
-    "logged-out",
-    "refused",
-)
+# Why a TailscaleError was raised; the other reasons are in shared/localapi.py.
+TOO_OLD, LOGGED_OUT = "too-old", "logged-out"
 
 
 class TailscaleError(CniError):
-    """tailscaled cannot be asked, or said no. `kind` is one of the words above."""
+    """tailscaled cannot be asked, or refused. `kind` says why."""
 
     def __init__(self, kind: str, msg: str, details: str = "") -> None:
         super().__init__(IO_FAILURE, msg, details)
@@ -57,10 +44,10 @@ class TailscaleError(CniError):
 
 
 class Peer(NamedTuple):
-    """A machine of the tailnet. `routes` are the prefixes that tailscaled sends to it, its own
-    addresses aside, and `primary` those that the control server says it serves. As text: of
-    thousands of peers a few may concern us. `tags` come from the control server, which alone
-    decides who has one."""
+    """A machine of the tailnet. `routes` are the prefixes whose packets tailscaled sends to it,
+    without the machine's own addresses. `primary` are those that the control server says it serves.
+    Both are text, because few of thousands of peers concern us. Only the control server decides
+    which `tags` a machine has."""
 
     id: str
     name: str
@@ -91,43 +78,45 @@ class Status:
 
 class Note(NamedTuple):
     """Something happened: the names of the fields that the bus sent (State, Prefs, SelfChange,
-    PeersChanged, …), or, where the bus is lost, the reason."""
+    PeersChanged, …), or the reason why the bus was lost."""
 
     fields: frozenset[str]
     problem: str = ""
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__(HOST, timeout=timeout)
-        self._path = path
+class _Client(localapi.LocalAPI):
+    """The client with the advice that fits the daemon and headcnictl."""
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+    socket_option = "tailscale_socket"
+    become_root = "run as root"
+    upgrade = UPGRADE
+
+
+@contextmanager
+def _as_cni_error() -> Iterator[None]:
+    try:
+        yield
+    except localapi.LocalAPIError as problem:
+        kind = TOO_OLD if problem.kind == localapi.UNKNOWN else problem.kind
+        raise TailscaleError(kind, problem.what, problem.hint) from None
 
 
 @dataclass(frozen=True)
 class LocalApi:
-    """A connection for each question: they are rare, and a restarted tailscaled is no special
-    case."""
+    """`timed` is given the name of each operation, for the metrics."""
 
     socket_path: str = SOCKET
     timeout: float = ANSWER_SECONDS
-    timed: Callable[[str], AbstractContextManager[None]] = lambda _unused: (
-        nullcontext()
-    )  # by what is asked for
+    timed: Callable[[str], AbstractContextManager[None]] = lambda _unused: nullcontext()
 
     def status(self, peers: bool = True) -> Status:
-        body = self._asked("GET", f"/localapi/v0/status?peers={str(peers).lower()}")
-        found = _object(body, _smaller)
+        found = self._read("status", f"status?peers={str(peers).lower()}", _reduced)
         version = str(found.get("Version", ""))
         if _numbers(version) < OLDEST:
             raise TailscaleError(
                 TOO_OLD,
                 f"tailscaled {version or 'of unknown version'} is too old for HeadCNI",
-                f"upgrade it to {'.'.join(map(str, OLDEST))} or newer",
+                UPGRADE,
             )
         me = found.get("Self")
         me = me if isinstance(me, Peer) else Peer("", "", (), (), False, False)
@@ -146,47 +135,46 @@ class LocalApi:
     def endpoints(self) -> tuple[str, ...]:
         """Where peers may find this node: its own addresses and those that a NAT gives it, each
         with a port."""
-        found = _object(self._asked("GET", "/localapi/v0/status?peers=false"))
+        found = self._read("status", "status?peers=false")
         return tuple(map(str, (found.get("Self") or {}).get("Addrs") or ()))
 
     def prefs(self) -> dict[str, Any]:
-        return _object(self._asked("GET", "/localapi/v0/prefs"))
+        with self.timed("prefs"), _as_cni_error():
+            return self._client.prefs()
 
     def edit_prefs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Change these prefs and no others; what they all are now."""
-        masked = {**values, **{f"{name}Set": True for name in values}}
-        return _object(self._asked("PATCH", "/localapi/v0/prefs", json.dumps(masked).encode()))
+        """Change these prefs and no others. Returns all prefs as they are now."""
+        with self.timed("patch-prefs"), _as_cni_error():
+            return self._client.edit_prefs(values)
 
     def watch(self, silence: float = SILENCE_SECONDS) -> Bus:
         return Bus(self, silence)
 
     @contextmanager
     def stream(self, mask: int, silence: float) -> Iterator[Stream]:
-        """The bus as it comes; where it is silent for too long, the lines end in a time-out."""
-        path = f"/localapi/v0/watch-ipn-bus?mask={mask}"
-        connection = _Connection(self.socket_path, self.timeout)
-        with closing(connection):
-            answer = self._ask(connection, "GET", path)
-            connection.sock.settimeout(silence)
-            yield Stream(connection.sock, answer)
+        """The bus, line by line. If it is silent for too long, reading ends in a time-out."""
+        with ExitStack() as stack:
+            with _as_cni_error():
+                opened = self._client.opened("GET", f"watch-ipn-bus?mask={mask}")
+                connection, answer = stack.enter_context(opened)
+            connection.settimeout(silence)
+            yield Stream(connection, answer)
 
-    def _asked(self, method: str, path: str, body: Optional[bytes] = None) -> bytes:
-        connection = _Connection(self.socket_path, self.timeout)
-        operation = path.rpartition("/")[2].partition("?")[0]
-        if method != "GET":
-            operation = f"{method.lower()}-{operation}"
-        with self.timed(operation), closing(connection), _explained(self.socket_path):
-            return self._ask(connection, method, path, body).read()
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """For reading a stream: a TailscaleError in place of a socket's error."""
+        with _as_cni_error(), self._client.explained():
+            yield
 
-    def _ask(
-        self, connection: _Connection, method: str, path: str, body: Optional[bytes] = None
-    ) -> http.client.HTTPResponse:
-        with _explained(self.socket_path):
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise _refusal(answer.status, answer.read(65536), f"{method} {path}")
-            return answer
+    @property
+    def _client(self) -> _Client:
+        return _Client(self.socket_path, self.timeout)
+
+    def _read(
+        self, operation: str, path: str, hook: Optional[Callable[[dict[str, Any]], Any]] = None
+    ) -> dict[str, Any]:
+        with self.timed(operation), _as_cni_error():
+            return self._client.read("GET", path, hook=hook)
 
 
 @dataclass(frozen=True)
@@ -203,10 +191,10 @@ class Stream:
 
 
 class Bus:
-    """What tailscaled announces, for as long as it is iterated over: a lost bus is found again.
+    """What tailscaled announces. Iterating over it reconnects whenever the bus is lost.
 
-    A tailscaled with nothing to say is silent, and so is one that hangs: after `silence` seconds
-    the bus is asked for anew, which also brings a first note with the state as it is.
+    A tailscaled that hangs is as silent as one without news. So after `silence` seconds the bus is
+    opened again, which also brings a first note with the current state.
     """
 
     def __init__(self, api: LocalApi, silence: float) -> None:
@@ -250,7 +238,7 @@ class Bus:
                 if self._closed.is_set():
                     return
                 for line in stream.lines():
-                    # Whole nodes are in it, thousands at times: only which fields are set is kept.
+                    # A line may describe thousands of nodes: we keep only which fields are set.
                     yield json.loads(line, object_hook=_field_names)
             finally:
                 with self._lock:
@@ -261,17 +249,19 @@ def _field_names(found: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, value in found.items() if value is not None)
 
 
-def _smaller(found: dict[str, Any]) -> Any:
-    """A machine's description, as soon as it is read, becomes the little of it that is used."""
+def _reduced(found: dict[str, Any]) -> Any:
+    """Keep only the used part of a machine's description, as soon as it has been decoded."""
     if "PublicKey" not in found or "TailscaleIPs" not in found:
         return found
-    own = {f"{one}/{128 if ':' in one else 32}" for one in found["TailscaleIPs"] or ()}
+    own = {f"{ip}/{128 if ':' in ip else 32}" for ip in found["TailscaleIPs"] or ()}
     primary = tuple(found.get("PrimaryRoutes") or ())
     allowed = found.get("AllowedIPs")
     return Peer(
         id=str(found.get("ID") or found["PublicKey"]),
         name=str(found.get("DNSName") or "").partition(".")[0] or str(found.get("HostName") or ""),
-        routes=primary if allowed is None else tuple(one for one in allowed if one not in own),
+        routes=primary
+        if allowed is None
+        else tuple(prefix for prefix in allowed if prefix not in own),
         primary=primary,
         online=bool(found.get("Online")),
         expired=bool(found.get("Expired")),
@@ -280,268 +270,7 @@ def _smaller(found: dict[str, Any]) -> Any:
     )
 
 
-def _object(body: bytes, hook: Optional[Callable[[dict[str, Any]], Any]] = None) -> dict[str, Any]:
-    with suppress(ValueError):
-        found = json.loads(body, object_hook=hook)
-        if isinstance(found, dict):
-            return found
-    raise TailscaleError(
-        REFUSED,
-        "tailscaled's answer cannot be understood",
-        repr(body[:80].decode(errors="replace")),
-    )
-
-
 def _numbers(version: str) -> tuple[int, ...]:
-    """(1, 102) of 1.102.5-t0123abc."""
+    """(1, 102) for 1.102.5-t0123abc."""
     parts = version.partition("-")[0].split(".")[:2]
     return tuple(int(part) for part in parts if part.isdigit())
-
-
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """What went wrong on the socket, and what to do about it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise TailscaleError(
-            NO_SOCKET,
-            f"tailscaled's socket {path} is not there",
-            "start tailscaled, or say where its socket is (tailscale_socket)",
-        ) from None
-    except PermissionError:
-        raise TailscaleError(
-            DENIED, f"tailscaled's socket {path} may not be used", "run as root"
-        ) from None
-    except ConnectionRefusedError:
-        raise TailscaleError(
-            NO_ANSWER, f"nobody answers at tailscaled's socket {path}", "start tailscaled"
-        ) from None
-    except socket.timeout:
-        raise TailscaleError(
-            NO_ANSWER,
-            f"tailscaled did not answer in time at {path}",
-            "see journalctl -u tailscaled",
-        ) from None
-    except (OSError, http.client.HTTPException) as problem:
-        said = str(problem) or type(problem).__name__
-        raise TailscaleError(
-            NO_ANSWER, f"tailscaled went away while asked at {path}", said
-        ) from None
-
-
-def _refusal(code: int, body: bytes, what: str) -> TailscaleError:
-    said = body.decode(errors="replace").strip()
-    with suppress(ValueError, AttributeError):
-        said = str(json.loads(said).get("Error") or said)
-    if code == 403:
-        return TailscaleError(DENIED, f"tailscaled does not allow {what}", f"{said}; run as root")
-    if code == 404:
-        return TailscaleError(
-            TOO_OLD,
-            f"tailscaled does not know {what}",
-            f"upgrade it to {'.'.join(map(str, OLDEST))} or newer",
-        )
-    return TailscaleError(REFUSED, f"tailscaled refused {what}", f"{said} (HTTP {code})")
-
-
-@dataclass(frozen=True)
-class _State:
-    """What is ours in tailscaled's prefs: routes we added, and switches we turned, with the value
-    they had."""
-
-    advertised: tuple[str, ...] = ()
-    former: Mapping[str, bool] = field(default_factory=dict)
-
-
-class NodePrefs:
-    """What HeadCNI wants of a tailscaled that is not its own, merged with what the operator wants.
-
-    A route that was advertised before we asked for it is the operator's, and stays when ours go.
-    What is ours is written down before tailscaled is told: whoever dies in between leaves a note
-    of a route that is not there, never a route of which there is no note.
-    """
-
-    def __init__(self, api: LocalApi, state_file: str = STATE_FILE) -> None:
-        self._api = api
-        self._file = state_file
-        self._lock = threading.Lock()
-
-    def ensure(
-        self,
-        cidrs: Iterable[Network],
-        *,
-        route_all: Optional[bool] = True,
-        no_snat: Optional[bool] = True,
-    ) -> tuple[str, ...]:
-        """Advertise just these and set the switches; what was changed, in words. None leaves a
-        switch alone."""
-        switches = {"RouteAll": route_all, "NoSNAT": no_snat}
-        wanted = {name: value for name, value in switches.items() if value is not None}
-        with self._lock:
-            return self._change(tuple(map(str, cidrs)), wanted)
-
-    def advertise(self, cidrs: Iterable[Network]) -> tuple[str, ...]:
-        """Advertise these; what we advertised before and do not name now is withdrawn."""
-        return self.ensure(cidrs, route_all=None, no_snat=None)
-
-    def withdraw(self, cidrs: Optional[Iterable[Network]] = None) -> tuple[str, ...]:
-        """Take these back, or all; only what is ours."""
-        with self._lock:
-            state = self._read()
-            gone = set(state.advertised if cidrs is None else map(str, cidrs))
-            return self._change(tuple(one for one in state.advertised if one not in gone), {})
-
-    def restore(self) -> tuple[str, ...]:
-        """For the uninstall: our routes go, and each switch gets its former value back."""
-        with self._lock:
-            changed = self._change((), self._read().former)
-            with suppress(FileNotFoundError):
-                os.unlink(self._file)
-            return changed
-
-    def approved(self, cidrs: Iterable[Network]) -> dict[str, bool]:
-        """Which of these the control server has this node serve, as far as the node knows:
-        Headscale tells the other nodes at once, and this one up to minutes later."""
-        served = set(self._api.status(peers=False).served)
-        return {str(one): str(one) in served for one in cidrs}
-
-    def _change(self, cidrs: tuple[str, ...], switches: Mapping[str, bool]) -> tuple[str, ...]:
-        state = self._read()
-        prefs = self._api.prefs()
-        if not _edits(prefs, state.advertised, cidrs, switches):
-            self._write(state, prefs, cidrs, switches)
-            return ()
-        adding = set(cidrs) - _routes(prefs)
-        if adding and self._api.status(peers=False).state == "NeedsLogin":
-            raise TailscaleError(
-                LOGGED_OUT,
-                "this node is not logged in to a tailnet",
-                "join it first: ansible-playbook site.yml, or tailscale up",
-            )
-        before = prefs
-        path = self._api.socket_path
-        with self._api.stream(_INITIAL_PREFS, ECHO_SECONDS) as stream, _explained(path):
-            announced = _announced_prefs(stream)
-            prefs = next(announced, prefs)
-            for _unused in range(EDIT_TRIES):
-                edits = _edits(prefs, state.advertised, cidrs, switches)
-                if not edits:
-                    break
-                self._write(state, prefs, cidrs, switches)
-                self._api.edit_prefs(edits)
-                overwritten = _overwritten(announced, prefs, edits)
-                if overwritten is None:
-                    break
-                prefs = overwritten
-            else:
-                raise TailscaleError(
-                    REFUSED,
-                    "tailscaled's prefs change faster than HeadCNI can merge its routes into them",
-                    "see who runs `tailscale set` or `tailscale up` again and again",
-                )
-        return _in_words(before, self._api.prefs())
-
-    def _write(
-        self,
-        state: _State,
-        prefs: Mapping[str, Any],
-        cidrs: tuple[str, ...],
-        switches: Mapping[str, bool],
-    ) -> None:
-        theirs = _routes(prefs) - set(state.advertised)
-        former = dict(state.former)
-        for name, value in switches.items():
-            if bool(prefs.get(name)) != value:
-                former.setdefault(name, bool(prefs.get(name)))
-        ours = tuple(one for one in cidrs if one not in theirs)
-        if (ours, former) == (state.advertised, state.former):
-            return
-        content = {"advertised": ours, "former": former}
-        os.makedirs(os.path.dirname(self._file), mode=0o755, exist_ok=True)
-        fresh = f"{self._file}.new"
-        with open(fresh, "w", encoding="utf-8", opener=_private) as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._file)
-
-    def _read(self) -> _State:
-        """A file that cannot be understood is put aside. Then nothing is ours: what we advertised
-        stays when we go, which is the better mistake."""
-        try:
-            with open(self._file, encoding="utf-8") as file:
-                found = json.load(file)
-            return _State(tuple(found["advertised"]), dict(found["former"]))
-        except FileNotFoundError:
-            return _State()
-        except (ValueError, KeyError, TypeError):
-            os.replace(self._file, f"{self._file}.broken")
-            return _State()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _routes(prefs: Mapping[str, Any]) -> set[str]:
-    return {str(ip_network(one)) for one in prefs.get("AdvertiseRoutes") or ()}
-
-
-def _edits(
-    prefs: Mapping[str, Any],
-    ours: Iterable[str],
-    cidrs: Iterable[str],
-    switches: Mapping[str, bool],
-) -> dict[str, Any]:
-    """What of the prefs must change so that `cidrs` take the place of `ours`."""
-    edits: dict[str, Any] = {
-        name: value for name, value in switches.items() if bool(prefs.get(name)) != value
-    }
-    have = _routes(prefs)
-    want = (have - set(ours)) | set(cidrs)
-    if want != have:
-        edits["AdvertiseRoutes"] = sorted(want)
-    return edits
-
-
-def _announced_prefs(stream: Stream) -> Iterator[dict[str, Any]]:
-    """Prefs as they were when the bus was opened, then each time they change."""
-    for line in stream.lines():
-        prefs = json.loads(line).get("Prefs")
-        if prefs is not None:
-            yield prefs
-
-
-def _overwritten(
-    announced: Iterator[dict[str, Any]], read: Mapping[str, Any], edits: Mapping[str, Any]
-) -> Optional[dict[str, Any]]:
-    """The prefs that somebody else set between our reading and our writing, if somebody did.
-
-    The LocalAPI has no "only if unchanged"; but the bus tells every change in its order, so what
-    stands between what we read and what we wrote is what we wrote over.
-    """
-    theirs: Optional[dict[str, Any]] = None
-    with suppress(socket.timeout):
-        for prefs in announced:
-            if all(_same(prefs, name, value) for name, value in edits.items()):
-                return theirs
-            if any(not _same(prefs, name, read.get(name)) for name in edits):
-                theirs = prefs
-    return theirs
-
-
-def _same(prefs: Mapping[str, Any], name: str, value: Any) -> bool:
-    if name == "AdvertiseRoutes":
-        return _routes(prefs) == _routes({name: value})
-    return bool(prefs.get(name)) == bool(value)
-
-
-def _in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    had, has = _routes(before), _routes(after)
-    words = [f"advertise {one}" for one in sorted(has - had)]
-    words += [f"withdraw {one}" for one in sorted(had - has)]
-    for name in ("RouteAll", "NoSNAT"):
-        if bool(before.get(name)) != bool(after.get(name)):
-            words.append(f"set {name} to {str(bool(after.get(name))).lower()}")
-    return tuple(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_interface, ip_network
-from typing import List, Tuple
+from typing import Tuple
 
 from .. import repair
 from .. import settings as configuration
@@ -15,6 +15,7 @@ from ..errors import CniError
 from ..log import Log
 from ..model import Address, Network
 from ..settings import DaemonConfig
+from ..shared import podcidr
 from ..store import Attachment
 from .kernel_routes import RouteSocket
 from .localapi import LocalApi
@@ -104,12 +105,9 @@ def _near_end(link: str) -> Tuple[Address, ...]:
 
 
 def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
-    """Of which network.podCIDR.base is the authority; else a /16 and a /48 around our own."""
+    """network.podCIDR.base, or an assumption if it is not set."""
     if config.network.pod_cidr.base:
         return config.network.pod_cidr.base
-    found: List[Network] = []
-    for cidr in own:
-        width = min(cidr.prefixlen, 16 if cidr.version == 4 else 48)
-        found.append(ip_network(cidr).supernet(new_prefix=width))
+    found = podcidr.cluster_around(own)
     log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
-    return tuple(found)
+    return found

@@ -51,7 +51,8 @@ from .kernel_routes import (
     tunnel_route,
     unreachable_route,
 )
-from .localapi import Bus, LocalApi, NodePrefs
+from .localapi import Bus, LocalApi
+from .prefs import NodePrefs
 
 TABLE = 5200
 PRIORITY = 5200  # Tailscale's rules begin at 5210

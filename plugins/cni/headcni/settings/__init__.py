@@ -26,7 +26,7 @@ from ..ipam.config import Problem, unknown_keys
 from ..ipam.pool import STRATEGIES
 from ..model import Network, PortRange
 from ..shared import bearer_token
-from ..shared.modes import LINKS, MODES, SOCKETS
+from ..shared.modes import LINKS, MODES, socket_of
 from ..shared.podcidr import (
     PodCidrError,
     Resolution,
@@ -427,7 +427,7 @@ class Tailscale:
 
     @property
     def socket_path(self) -> str:
-        return self.socket.path or SOCKETS[self.mode]
+        return socket_of(self.mode, self.socket.path)
 
     @property
     def interface(self) -> str:
