@@ -27,9 +27,9 @@ from pyroute2 import IPRoute
 
 from headcni.datapath import netns
 from headcni.mesh import routes as routes_module
-from headcni.mesh.kernel_routes import RouteSocket
 from headcni.mesh.localapi import LocalApi, Note, Peer, Status, TailscaleError
 from headcni.mesh.prefs import NodePrefs
+from headcni.mesh.route_socket import RouteSocket
 from headcni.mesh.routes import Mesh, Report, RouteManager
 from lab.layout import Lab
 from lab.machines import leader

@@ -19,8 +19,8 @@ from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
 from headcni.daemon.observe.monitor import ask
 from headcni.ipam.allocate import Ipam
 from headcni.mesh.claims import Alarm, Refusal
-from headcni.mesh.kernel_routes import Prefix
 from headcni.mesh.pod_traffic import cluster_cidrs
+from headcni.mesh.prefix import Prefix
 from headcni.mesh.routes import Condition, Report
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED

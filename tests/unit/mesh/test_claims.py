@@ -8,8 +8,8 @@ from ipaddress import ip_network
 import pytest
 
 from headcni.mesh.claims import MOST_ALARMS, MOST_BLOCKED, Plan, Rules, hear, plan, rules_of
-from headcni.mesh.kernel_routes import Prefix
 from headcni.mesh.localapi import Peer, Status
+from headcni.mesh.prefix import Prefix
 
 TAG = "tag:headcni"
 CLUSTER = (ip_network("10.0.0.0/8"), ip_network("fd44::/32"))

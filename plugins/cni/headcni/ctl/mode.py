@@ -28,10 +28,10 @@ from ..daemon.main import control_path, mesh_of, namespace_of, own_networks_firs
 from ..daemon.observe.control import asked
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
-from ..mesh.kernel_routes import RouteSocket
 from ..mesh.localapi import LocalApi, TailscaleError
 from ..mesh.pod_traffic import cluster_cidrs
 from ..mesh.prefs import NodePrefs
+from ..mesh.route_socket import RouteSocket
 from ..mesh.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
 from ..settings import DaemonConfig
 from ..shared.localapi import NO_SOCKET

@@ -12,7 +12,7 @@ import argparse
 from contextlib import closing
 
 from ..daemon.main import own_networks_first
-from ..mesh.kernel_routes import RouteSocket
+from ..mesh.route_socket import RouteSocket
 from ..mesh.routes import put_own_networks_first
 from . import node
 from .main import OK, show

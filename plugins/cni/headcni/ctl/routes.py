@@ -10,9 +10,11 @@ from typing import Any, Dict, List, Optional, Set
 from .. import settings as configuration
 from ..errors import CniError
 from ..mesh.claims import Heard, hear, plan, rules_of
-from ..mesh.kernel_routes import RTN_UNREACHABLE, Prefix, Route, RouteSocket
+from ..mesh.kernel_routes import RTN_UNREACHABLE, Route
 from ..mesh.localapi import LocalApi
 from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.prefix import Prefix
+from ..mesh.route_socket import RouteSocket
 from ..mesh.routes import PRIORITY, TABLE
 from . import node
 from .main import NO, OK, CannotTell, show

@@ -31,8 +31,8 @@ from .headscale import (
     Node,
     too_old,
 )
-from .kernel_routes import Prefix
 from .localapi import LocalApi
+from .prefix import Prefix
 from .routes import Condition
 
 INTERVAL_SECONDS = 30.0

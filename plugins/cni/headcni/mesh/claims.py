@@ -35,8 +35,9 @@ from functools import lru_cache
 from typing import AbstractSet, NamedTuple
 
 from ..model import Network
-from .kernel_routes import REMEMBERED, Prefix
+from .kernel_routes import REMEMBERED
 from .localapi import Status
+from .prefix import Prefix
 
 UNTAGGED, OWN_CIDR, SERVICE_RANGE, PREFIX_LENGTH, OVERLAP = (
     "untagged",

@@ -17,8 +17,8 @@ from ..model import Address, Network
 from ..settings import DaemonConfig
 from ..shared import podcidr
 from ..store import Attachment
-from .kernel_routes import RouteSocket
 from .localapi import LocalApi
+from .route_socket import RouteSocket
 from .routes import TABLE
 
 OWN_LINK = "headcni01"

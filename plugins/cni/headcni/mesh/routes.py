@@ -35,24 +35,22 @@ from ..model import Address, Network
 from .claims import Alarm, Heard, Plan, Refusal, Rules, hear, plan, prefixes, rules_of
 from .kernel_routes import (
     RTN_UNREACHABLE,
-    Interest,
     Link,
-    Prefix,
     Route,
-    RouteEvents,
-    RouteSocket,
     Rule,
     add_rule,
     delete_route,
     delete_rule,
-    packed,
     put_route,
     read_route,
     tunnel_route,
     unreachable_route,
 )
 from .localapi import Bus, LocalApi
+from .prefix import Prefix, packed
 from .prefs import NodePrefs
+from .route_events import Interest, RouteEvents
+from .route_socket import RouteSocket
 
 TABLE = 5200
 PRIORITY = 5200  # Tailscale's rules begin at 5210

@@ -18,7 +18,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class WrongValue(Exception):
-    """Says what was expected instead of a value, or for each wrong item: (place, value, expected)."""
+    """Says what was expected instead of a value, or of its items as (place, value, expected)."""
 
     def __init__(self, expected: str = "", items: Sequence[Tuple[str, Any, str]] = ()) -> None:
         super().__init__(expected)
