@@ -13,18 +13,19 @@ import kube_server
 import pytest
 from patience import until
 
+from headcni.condition import Condition
 from headcni.ctl import node, status
 from headcni.daemon import main
-from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
+from headcni.daemon.main import Conditions, Daemon
 from headcni.daemon.observe.monitor import ask
 from headcni.ipam.allocate import Ipam
 from headcni.mesh.claims import Alarm, Refusal
-from headcni.mesh.pod_traffic import cluster_cidrs
 from headcni.mesh.prefix import Prefix
-from headcni.mesh.routes import Condition, Report
+from headcni.mesh.routes import Report
+from headcni.mesh.settings import cluster_cidrs, prefs_file
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED
-from headcni.settings import parse
+from headcni.settings import control_path, parse
 from headcni.store import Attachment, PluginState
 
 CONFIG = """
@@ -134,7 +135,7 @@ def test_routes_that_cannot_be_kept_just_now_are_begun_at_a_later_pass(daemon, m
         def start(self) -> None:
             raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(main, "RouteManager", Refused)
+    monkeypatch.setattr(main, "RouteReconciler", Refused)
     monkeypatch.setattr(main, "_turn_forwarding_on", lambda cidrs: None)  # of this machine
     daemon._pass("routes", daemon._start_routes)
     assert daemon.routes is None
@@ -160,7 +161,7 @@ def test_what_a_reload_can_change_is_changed_in_every_part(daemon, tmp_path):
     daemon.reload()
     assert (daemon.routes.seconds, daemon.pods.seconds) == ([300.0], [300.0])
     assert daemon._sweep_at <= time.monotonic() + 10
-    assert daemon._wake.is_set(), "who keeps house waits for as long as was right before"
+    assert daemon._upkeep.is_woken, "who keeps house waits for as long as was right before"
     daemon.reload()
     assert daemon.routes.seconds == [300.0]
     with open(config, "w", encoding="utf-8") as file:
@@ -190,8 +191,8 @@ def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
         return ""
 
     conditions.fixed = {"store": passes}
-    assert not all(one.holds for one in ask(conditions)), "the pass was not over when asked"
-    assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]
+    assert not all(one.ok for one in ask(conditions)), "the pass was not over when asked"
+    assert [one.name for one in ask(conditions) if not one.ok] == ["tailscale"]
 
 
 REFUSED = Refusal(Prefix.parse("10.9.128.0/17"), "laptop", "untagged")
@@ -222,7 +223,7 @@ def test_a_claim_of_a_foreign_device_is_told_and_counted_but_leaves_the_node_rea
 def test_a_node_of_the_mesh_that_has_this_nodes_range_makes_it_unready(daemon):
     held_back = ALARM._replace(holds_back=True)
     daemon._reported(Report(conditions=(Condition("routes", True, ""),), alarms=(held_back,)))
-    failed = {one.name: one.reason for one in ask(daemon.conditions) if not one.holds}
+    failed = {one.name: one.message for one in ask(daemon.conditions) if not one.ok}
     assert failed["alarm-own-cidr-10.9.1.0/24"] == "node2 serves 10.9.1.0/24"
     assert node.warned(daemon.status()) == [], "it is among the conditions"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from patience import until
 
 from headcni.log import Log
-from headcni.mesh.approvals import Identity, RouteKeeper
+from headcni.mesh.approvals import ApprovalKeeper, Identity
 from headcni.mesh.headscale import Node
 
 ME = Node("1", "nodekey:me", "node1", True, ("10.1.1.0/24",), ("10.1.1.0/24",))
@@ -33,8 +33,8 @@ class Server:
         pass
 
 
-def keeper(server, **options) -> RouteKeeper:
-    return RouteKeeper(server, lambda: Identity(ME.key, ME.name), ["10.1.1.0/24"], **options)
+def keeper(server, **options) -> ApprovalKeeper:
+    return ApprovalKeeper(server, lambda: Identity(ME.key, ME.name), ["10.1.1.0/24"], **options)
 
 
 def test_a_bug_is_told_and_the_next_pass_may_succeed():

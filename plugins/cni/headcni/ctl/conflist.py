@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 from .. import settings as configuration
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
-from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.settings import cluster_cidrs
 from ..settings import DaemonConfig
 from ..shared import conflist
 from ..shared.podcidr import PodCidrError

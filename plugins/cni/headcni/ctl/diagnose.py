@@ -10,18 +10,17 @@ from typing import Callable, Dict, List, Tuple
 
 from .. import result, verbs
 from .. import settings as configuration
-from ..daemon.main import control_path
-from ..daemon.observe.control import asked
 from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
 from ..exec import NESTING
 from ..mesh import pod_traffic
 from ..mesh.localapi import LocalApi
-from ..settings import DaemonConfig
+from ..settings import DaemonConfig, control_path
 from ..shared import conflist
 from ..shared.podcidr import PodCidrError
 from ..store import Attachment, Store
 from . import node
+from .daemon_client import asked
 from .main import NO, OK, show
 
 

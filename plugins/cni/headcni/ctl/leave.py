@@ -12,15 +12,15 @@ import subprocess
 from typing import Callable, List, Tuple
 
 from .. import settings as configuration
-from ..daemon.main import prefs_file
 from ..datapath import host_firewall
 from ..errors import IO_FAILURE, CniError
-from ..mesh.approvals import RouteKeeper, identify
+from ..mesh.approvals import ApprovalKeeper, identify
 from ..mesh.headscale import HeadscaleClient
 from ..mesh.localapi import LocalApi, TailscaleError
-from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.mesh import Mesh
 from ..mesh.prefs import NodePrefs
-from ..mesh.routes import Mesh, RouteManager
+from ..mesh.routes import RouteReconciler
+from ..mesh.settings import cluster_cidrs, prefs_file
 from ..settings import DaemonConfig
 from ..shared.localapi import NO_SOCKET
 from . import node
@@ -84,7 +84,7 @@ def _approval(config: DaemonConfig) -> str:
         return "is the controller's: this node has no key"
     client = HeadscaleClient(wanted.url, wanted.api_key_file, wanted.timeout, wanted.retries)
     api = LocalApi(config.tailscale.socket_path)
-    keeper = RouteKeeper(client, lambda: identify(api), configuration.pod_cidrs(config).cidrs)
+    keeper = ApprovalKeeper(client, lambda: identify(api), configuration.pod_cidrs(config).cidrs)
     report = keeper.withdraw()
     if report.problem:
         raise CniError(IO_FAILURE, report.problem)
@@ -99,7 +99,7 @@ def _routes(config: DaemonConfig) -> str:
         interface=config.tailscale.interface,
         own_networks_first=False,  # those rules go, too: tailscaled has its former prefs by now
     )
-    manager = RouteManager(mesh, LocalApi(config.tailscale.socket_path))
+    manager = RouteReconciler(mesh, LocalApi(config.tailscale.socket_path))
     return f"{len(manager.remove_all().removed)} removed"
 
 

@@ -24,18 +24,19 @@ from contextlib import closing
 from typing import Optional
 
 from .. import settings as configuration
-from ..daemon.main import control_path, mesh_of, namespace_of, own_networks_first, prefs_file
-from ..daemon.observe.control import asked
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
 from ..mesh.localapi import LocalApi, TailscaleError
-from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.mesh import Mesh
+from ..mesh.own_networks import forget_own_networks, put_own_networks_first
 from ..mesh.prefs import NodePrefs
 from ..mesh.route_socket import RouteSocket
-from ..mesh.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
-from ..settings import DaemonConfig
+from ..mesh.routes import RouteReconciler
+from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, own_networks_first, prefs_file
+from ..settings import DaemonConfig, control_path
 from ..shared.localapi import NO_SOCKET
 from . import node
+from .daemon_client import asked
 from .main import OK, show
 
 DAEMON, TAILSCALED = "headcni-daemon.service", "headcni-tailscaled.service"
@@ -116,10 +117,10 @@ def _must_run(config: DaemonConfig) -> None:
         raise CniError(KERNEL, f"there is no interface {config.tailscale.interface}")
 
 
-def _manager(config: DaemonConfig) -> RouteManager:
+def _manager(config: DaemonConfig) -> RouteReconciler:
     own = configuration.pod_cidrs(config).cidrs
     mesh = mesh_of(config, own, cluster_cidrs(config, own), namespace_of(config, own))
-    return RouteManager(mesh, LocalApi(config.tailscale.socket_path))
+    return RouteReconciler(mesh, LocalApi(config.tailscale.socket_path))
 
 
 def _move(args: argparse.Namespace, now: DaemonConfig, to_come: DaemonConfig) -> str:
@@ -175,7 +176,7 @@ def _gone() -> str:
 
 
 def _move_back(
-    args: argparse.Namespace, now: DaemonConfig, before: RouteManager, kept: str
+    args: argparse.Namespace, now: DaemonConfig, before: RouteReconciler, kept: str
 ) -> None:
     if os.path.exists(kept):
         if os.path.exists(args.config):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 
-from ..daemon.main import own_networks_first
+from ..mesh.own_networks import put_own_networks_first
 from ..mesh.route_socket import RouteSocket
-from ..mesh.routes import put_own_networks_first
+from ..mesh.settings import own_networks_first
 from . import node
 from .main import OK, show
 

@@ -12,10 +12,10 @@ from ..errors import CniError
 from ..mesh.claims import Heard, hear, plan, rules_of
 from ..mesh.kernel_routes import RTN_UNREACHABLE, Route
 from ..mesh.localapi import LocalApi
-from ..mesh.pod_traffic import cluster_cidrs
+from ..mesh.mesh import PRIORITY, TABLE
 from ..mesh.prefix import Prefix
 from ..mesh.route_socket import RouteSocket
-from ..mesh.routes import PRIORITY, TABLE
+from ..mesh.settings import cluster_cidrs
 from . import node
 from .main import NO, OK, CannotTell, show
 

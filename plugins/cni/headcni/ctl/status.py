@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Dict, List, Optional
 
-from ..daemon.main import control_path
-from ..daemon.observe.control import asked
 from ..errors import CniError
+from ..settings import control_path
 from ..shared import bearer_token
 from ..tailnet_access import ALL
 from . import node
+from .daemon_client import asked
 from .main import NO, OK, CannotTell, show
 
 

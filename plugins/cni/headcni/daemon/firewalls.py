@@ -6,12 +6,9 @@ Runs when any nftables rule changes, and now and then.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-import threading
 import time
-from contextlib import suppress
 from typing import Callable, Optional
 
 from .. import unrecorded
@@ -22,6 +19,7 @@ from ..errors import CniError
 from ..log import Log
 from ..mesh.localapi import LocalApi
 from ..model import Owner
+from ..periodic import Periodic, Source, WakeUp
 from ..recover import recover
 from ..store import Store
 
@@ -98,16 +96,15 @@ class Firewalls:
         `limit` sees to it that the store says what pods may reach of the tailnet."""
         self._store, self._traffic, self._on_pass = store, traffic, on_pass
         self._limit = limit
-        self._manage, self._interval = manage, interval
+        self._manage = manage
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
         self._problem = self._others_problem = ""
         self._left_alone = False
-        self._took = 0.0
-        self._bell, self._doorstep = socket.socketpair()
-        self._doorstep.setblocking(False)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="firewalls", daemon=True)
+        self._began = self._took = 0.0
+        self._loop = Periodic(
+            "firewalls", self._work, interval, delay=self._delay, failed=self._failed
+        )
 
     @property
     def found(self) -> tuple[Found, ...]:
@@ -118,36 +115,38 @@ class Firewalls:
         return self._problem
 
     def start(self) -> None:
-        self._thread.start()
+        changes = _changes()
+        self._loop.start([Source(changes, lambda: _has_rules(changes))], at_end=changes.close)
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._ring()
-        self._thread.join(STOP_SECONDS)
+        self._loop.stop(STOP_SECONDS)
         blocked.write("")
 
     def every(self, seconds: float) -> None:
-        """From now on the regular passes are so far apart."""
-        self._interval = seconds
-        self._ring()
+        """Change the interval between regular passes."""
+        self._loop.every(seconds)
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._loop.is_alive()
 
-    def _ring(self) -> None:
-        with suppress(OSError):
-            self._bell.send(b"!")
+    def _work(self) -> float:
+        self._began = time.monotonic()
+        self._pass()
+        often = self._others.legacy or bool(self._others_problem)
+        interval = min(self._loop.interval, POLL_SECONDS) if often else self._loop.interval
+        return self._began + interval - time.monotonic()
 
-    def _work(self) -> None:
-        with _changes() as changes:
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                try:
-                    self._pass()
-                except Exception as bug:  # rules of others may be odd; the next look may succeed
-                    log.error("a bug in HeadCNI", problem=repr(bug))
-                    self._tell(f"a bug in HeadCNI: {bug!r}")
-                self._wait(changes, began)
+    def _failed(self, bug: Exception) -> None:
+        """Rules of others may be odd. The next look may succeed."""
+        log.error("a bug in HeadCNI", problem=repr(bug))
+        self._tell(f"a bug in HeadCNI: {bug!r}")
+
+    def _delay(self, wake_up: WakeUp) -> float:
+        """After a rule has changed, wait until all is quiet again."""
+        if wake_up.woken:
+            return 0.0
+        pause = self._began + max(SHORTEST_PAUSE, SHARE * self._took) - time.monotonic()
+        return min(wake_up.left, max(QUIET_SECONDS, pause))
 
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
@@ -217,23 +216,6 @@ class Firewalls:
             else:
                 log.info("packets of pods pass again")
             self._problem = problem
-
-    def _wait(self, changes: socket.socket, began: float) -> None:
-        """Until a rule has changed and all is quiet again, or it is time for a regular pass."""
-        often = self._others.legacy or bool(self._others_problem)
-        due = began + (min(self._interval, POLL_SECONDS) if often else self._interval)
-        while not self._stopping.is_set():
-            left = due - time.monotonic()
-            if left <= 0:
-                return
-            ready, _unused, _unused = select.select([changes, self._doorstep], [], [], left)
-            if self._doorstep in ready:
-                with suppress(OSError):
-                    self._doorstep.recv(64)
-                return
-            if ready and _has_rules(changes):
-                pause = max(SHORTEST_PAUSE, SHARE * self._took)
-                due = min(due, max(time.monotonic() + QUIET_SECONDS, began + pause))
 
 
 def _changes() -> socket.socket:

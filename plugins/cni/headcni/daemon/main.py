@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,20 +28,20 @@ from ..errors import CniError, shortened
 from ..exec import leave_sandbox
 from ..ipam.allocate import Ipam
 from ..mesh import claims, pod_traffic
-from ..mesh.approvals import ApprovalReport, RouteKeeper, identify
+from ..mesh.approvals import ApprovalKeeper, ApprovalReport, identify
 from ..mesh.headscale import HeadscaleClient
 from ..mesh.localapi import LocalApi
-from ..mesh.pod_traffic import cluster_cidrs
-from ..mesh.prefs import STATE_FILE, NodePrefs
-from ..mesh.routes import Mesh, Report, RouteManager
+from ..mesh.prefs import NodePrefs
+from ..mesh.routes import Report, RouteReconciler
+from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, prefs_file
 from ..model import Network, PodRef
+from ..periodic import Periodic
 from ..recover import release_unused
-from ..settings import DaemonConfig
+from ..settings import DaemonConfig, control_path
 from ..shared import podcidr
 from ..store import Attachment, Store
 from .cni.server import CniServer, Served
 from .firewalls import Firewalls, TailscaleRules
-from .observe.control import SOCKET as CONTROL
 from .observe.control import Control
 from .observe.events import ADDED, DELETED, FAILED, LEAKED, Event, Events
 from .observe.metrics import Metrics
@@ -50,7 +49,6 @@ from .observe.monitor import Monitor, Reason, ask
 from .tailnet import TailnetAccess
 
 if TYPE_CHECKING:
-    from ..mesh.namespace.mesh_namespace import MeshNamespace
     from .kubernetes.annotations import AnnotationWatcher
     from .kubernetes.client import Source
     from .kubernetes.pods import PassReport, PodWatcher
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
 
 log = logs.Log("daemon")
 
+STOP_SECONDS = 5.0
 GRACE_SECONDS = 60.0  # before a network without a namespace is taken to be leaked
 PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
 MOST_MISTAKES = 20  # of annotations, in the status
@@ -173,8 +172,8 @@ class Daemon:
         self.control = Control(control_path(config), self.status, self.events)
         self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
         self.namespace = namespace_of(config, self.pod_cidrs)
-        self.routes: Optional[RouteManager] = None
-        self.keeper: Optional[RouteKeeper] = None
+        self.routes: Optional[RouteReconciler] = None
+        self.keeper: Optional[ApprovalKeeper] = None
         self.pods: Optional[PodWatcher] = None
         self.token: Optional[TokenKeeper] = None
         self.annotations: Optional[AnnotationWatcher] = None
@@ -196,14 +195,12 @@ class Daemon:
         self.conditions.fixed["firewall"] = self.firewalls.held_back
         self.monitor: Optional[Monitor] = None
         self._began = time.time()
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
         self._sweep_at, self._opens = 0.0, 0
         self._nft_trouble = "the nft rules have not been tried on this node yet"
         self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
         self._udp_port, self._ask_port_at = 0, 0.0
         self._attachments: Sequence[Attachment] = ()
-        self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
+        self._upkeep = Periodic("upkeep", self._keep_up, config.daemon.reconcile_interval)
 
     @property
     def store(self) -> Store:
@@ -225,10 +222,10 @@ class Daemon:
 
     def stop(self) -> bool:
         """False if calls outlast the limit. Routes stay as they are."""
-        self._stopping.set()
-        self._wake.set()
+        self._upkeep.ask_to_stop()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
+        self._upkeep.stop(STOP_SECONDS)
         for part in (
             *(self.token, self.pods, self.annotations),
             *(self.keeper, self.routes, self.firewalls),
@@ -237,7 +234,6 @@ class Daemon:
                 part.stop()
         if self.monitor is not None:
             self.monitor.stop()
-        self._upkeep.join(5)
         return finished
 
     def reload(self) -> None:
@@ -260,7 +256,7 @@ class Daemon:
             self._set_pace()
         if self.config.ipam.gc_interval != before.ipam.gc_interval:
             self._sweep_at = time.monotonic() + self.config.ipam.gc_interval
-        self._wake.set()  # it waits for as long as was right before
+        self._upkeep.every(self.config.daemon.reconcile_interval)
         if self.config.monitoring != before.monitoring:
             if self.monitor is not None:
                 self.monitor.stop()
@@ -291,8 +287,8 @@ class Daemon:
             "answers": configuration.answered(self.config),
             "pod_cidrs": [str(cidr) for cidr in self.pod_cidrs],
             "cluster_cidrs": [str(cidr) for cidr in self.cluster_cidrs],
-            "ready": all(one.holds for one in conditions),
-            "conditions": [{"name": c.name, "ok": c.holds, "reason": c.reason} for c in conditions],
+            "ready": all(condition.ok for condition in conditions),
+            "conditions": [{"name": c.name, "ok": c.ok, "reason": c.message} for c in conditions],
             "firewalls": [
                 {"name": one.name, "ok": not one.problem, "summary": one.in_words()}
                 for one in self.firewalls.found
@@ -358,7 +354,7 @@ class Daemon:
             wanted.retries,
             timed=self.metrics.headscale,
         )
-        self.keeper = RouteKeeper(
+        self.keeper = ApprovalKeeper(
             client, lambda: identify(self.api), self.pod_cidrs, self._approval_reported
         )
         self.conditions.fixed["headscale"] = self.keeper.held_back
@@ -481,7 +477,7 @@ class Daemon:
         self.monitor = monitor
 
     def _measure(self) -> None:
-        self.metrics.conditions(lambda: ((c.name, c.holds) for c in ask(self.conditions)))
+        self.metrics.conditions(lambda: ((c.name, c.ok) for c in ask(self.conditions)))
         self.metrics.gauge(
             "cni_calls", "Calls at work or waiting.", lambda: float(self.server.calls)
         )
@@ -520,16 +516,13 @@ class Daemon:
         return found
 
     def _keep_up(self) -> None:
-        """The parts that no event wakes: the mesh namespace and, once there is a way to the mesh,
-        the start of the route manager."""
-        while not self._stopping.is_set():
-            self._nft_trouble = _trouble(firewall.try_out)
-            self._pass("namespace", self._ensure_namespace)
-            if self.routes is None:
-                self._pass("routes", self._start_routes)
-            self._sweep_when_due()
-            self._wake.wait(self.config.daemon.reconcile_interval)
-            self._wake.clear()
+        """The parts that no event wakes: the mesh namespace, the start of the route reconciler once
+        there is a way to the mesh, and the search for leaked networks."""
+        self._nft_trouble = _trouble(firewall.try_out)
+        self._pass("namespace", self._ensure_namespace)
+        if self.routes is None:
+            self._pass("routes", self._start_routes)
+        self._sweep_when_due()
 
     def _pass(self, part: str, work: Callable[[], Sequence[str]]) -> None:
         began = time.monotonic()
@@ -621,7 +614,7 @@ class Daemon:
         mesh = mesh_of(self.config, self.pod_cidrs, self.cluster_cidrs, self.namespace)
         if self.namespace is None:
             _turn_forwarding_on(mesh.own_cidrs)
-        routes = RouteManager(
+        routes = RouteReconciler(
             mesh,
             self.api,
             prefs=NodePrefs(self.api, prefs_file(self.config)),
@@ -652,7 +645,7 @@ class Daemon:
             if known.get(one.name, True) != one.ok:
                 (log.info if one.ok else log.warn)(one.message or "holds again", condition=one.name)
             if self.namespace is not None and one.name == "interface" and not one.ok:
-                self._wake.set()  # it is ours to make again
+                self._upkeep.wake()  # it is ours to make again
 
 
 def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
@@ -662,15 +655,6 @@ def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
         netns.write_sysctl("net/ipv4/ip_forward", "1")
         if any(cidr.version == 6 for cidr in cidrs):
             netns.forward_ipv6()
-
-
-def control_path(config: DaemonConfig) -> str:
-    return os.path.join(os.path.dirname(config.daemon.socket), os.path.basename(CONTROL))
-
-
-def prefs_file(config: DaemonConfig) -> str:
-    """What is ours in whose prefs: the node's tailscaled and our own are not one."""
-    return STATE_FILE if config.tailscale.mode == "host" else f"{STATE_FILE}.daemon"
 
 
 def _try_restart(unit: str) -> None:
@@ -689,44 +673,6 @@ def _pod_cidrs(config: DaemonConfig) -> Tuple[Network, ...]:
     if resolution.guessed:
         log.warn("the pod CIDR is a guess: set network.podCIDR.nodeLocal")
     return tuple(resolution.cidrs)
-
-
-def mesh_of(
-    config: DaemonConfig,
-    own: Tuple[Network, ...],
-    cluster: Tuple[Network, ...],
-    namespace: Optional[MeshNamespace],
-) -> Mesh:
-    """Where the other nodes' pods are; in daemon mode the namespace must be there."""
-    return Mesh(
-        cluster_cidrs=cluster,
-        own_cidrs=own,
-        sources=tuple(cidr[1] for cidr in own),
-        interface=config.tailscale.interface,
-        gateways=tuple(namespace.gateways.values()) if namespace is not None else (),
-        service_cidrs=config.network.service_cidr,
-        node_sizes=configuration.node_sizes(config),
-        peer_tags=config.tailscale.peer_tags,
-        own_networks_first=own_networks_first(config),
-    )
-
-
-def own_networks_first(config: DaemonConfig) -> Optional[bool]:
-    """Whether the node's own networks come before what its tailscaled accepts: for host mode to
-    say. In daemon mode it is the operator's tailscaled, and None."""
-    return config.network.own_networks_first if config.tailscale.mode == "host" else None
-
-
-def namespace_of(config: DaemonConfig, pod_cidrs: Tuple[Network, ...]) -> Optional[MeshNamespace]:
-    """In daemon mode, where our own tailscaled lives."""
-    if config.tailscale.mode != "daemon":
-        return None
-    from ..mesh.namespace.mesh_namespace import (
-        MeshNamespace,  # pyroute2 is large, and host mode needs none
-    )
-    from ..mesh.namespace.settings import MeshConfig
-
-    return MeshNamespace(MeshConfig.of_daemon(config, pod_cidrs))
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -18,9 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Callable, NamedTuple, Optional
 
+from ..condition import Condition
 from ..errors import CniError
 from ..log import Log
 from ..model import Network
+from ..periodic import Periodic
 from .claims import Alarm
 from .headscale import (
     FIRST_PAUSE,
@@ -33,7 +35,6 @@ from .headscale import (
 )
 from .localapi import LocalApi
 from .prefix import Prefix
-from .routes import Condition
 
 INTERVAL_SECONDS = 30.0
 STALE_SECONDS = 300.0
@@ -123,7 +124,7 @@ class ApprovalReport:
         return bool(self.approved or self.restored or self.withdrawn)
 
 
-class RouteKeeper:
+class ApprovalKeeper:
     """Keeps this node's own CIDRs approved at Headscale, and touches nothing else there.
 
     While all is well it asks for this node alone, and for all of them but now and then: every node
@@ -145,10 +146,10 @@ class RouteKeeper:
         self._identity = identity
         self._own = tuple(dict.fromkeys(map(str, own_cidrs)))
         self._on_report = on_report
-        self._interval, self._stale = interval, stale
+        self._stale = stale
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._loop = Periodic("headscale", self._work, interval)
+        self._pause = FIRST_PAUSE  # before the next attempt, while Headscale cannot be asked
         self._me: Optional[Identity] = None
         self._had: set[str] = set()
         self._settled: Optional[Node] = None  # as it was when all was approved, and ours alone
@@ -167,23 +168,14 @@ class RouteKeeper:
         return "" if self._condition.ok else self._condition.message
 
     def start(self) -> None:
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._stopping,), name="headscale", daemon=True
-        )
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        """Ends the passes; the approvals stay."""
-        self._stopping.set()
-        self._client.cancel()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
-            self._thread = None
+        """End the passes. The approvals stay."""
+        self._loop.stop(STOP_SECONDS, cancel=self._client.cancel)
 
     def is_alive(self) -> bool:
-        thread = self._thread
-        return thread is None or thread.is_alive()
+        return not self._loop.is_started or self._loop.is_alive()
 
     def ensure_once(self) -> ApprovalReport:
         """One pass, with a look at Headscale. Never raises what a later one may find mended."""
@@ -197,23 +189,21 @@ class RouteKeeper:
         with self._lock:
             return self._pass(self._withdraw)
 
-    def _run(self, stopping: threading.Event) -> None:
-        pause = FIRST_PAUSE
-        while not stopping.is_set():
-            with self._lock:
-                report = self._pass(self._ensure_if_needed)
-            if self._on_report is not None and not stopping.is_set():
-                try:
-                    self._on_report(report)
-                except Exception as bug:  # a listener's mistake keeps nobody from serving
-                    log.error("a listener failed", problem=bug)
-            wait = self._interval
-            if report.problem:
-                wait, pause = min(pause, self._interval), min(pause * 2, self._interval)
-            else:
-                pause = FIRST_PAUSE
-            # Nodes that were started together do not ask together for ever.
-            stopping.wait(wait * random.uniform(0.8, 1.2))  # noqa: S311
+    def _work(self) -> float:
+        with self._lock:
+            report = self._pass(self._ensure_if_needed)
+        if self._on_report is not None and not self._loop.is_stopping:
+            try:
+                self._on_report(report)
+            except Exception as bug:  # a mistake in a listener must not stop the passes
+                log.error("a listener failed", problem=bug)
+        interval = self._loop.interval
+        if report.problem:
+            wait, self._pause = min(self._pause, interval), min(self._pause * 2, interval)
+        else:
+            wait, self._pause = interval, FIRST_PAUSE
+        # Nodes that were started together should not ask at the same moments for ever.
+        return wait * random.uniform(0.8, 1.2)  # noqa: S311
 
     def _pass(self, act: Callable[[], ApprovalReport]) -> ApprovalReport:
         try:

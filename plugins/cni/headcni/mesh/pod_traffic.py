@@ -15,11 +15,11 @@ from ..errors import CniError
 from ..log import Log
 from ..model import Address, Network
 from ..settings import DaemonConfig
-from ..shared import podcidr
 from ..store import Attachment
 from .localapi import LocalApi
+from .mesh import TABLE
 from .route_socket import RouteSocket
-from .routes import TABLE
+from .settings import cluster_cidrs
 
 OWN_LINK = "headcni01"
 
@@ -102,12 +102,3 @@ def _near_end(link: str) -> Tuple[Address, ...]:
         texts = repair.look(kernel).addresses.get(index, frozenset()) if index else frozenset()
     found = sorted((ip_interface(one) for one in texts), key=lambda one: one.version)
     return tuple(one.ip for one in found if not one.ip.is_link_local)
-
-
-def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
-    """network.podCIDR.base, or an assumption if it is not set."""
-    if config.network.pod_cidr.base:
-        return config.network.pod_cidr.base
-    found = podcidr.cluster_around(own)
-    log.info("no network.podCIDR.base, so it is taken to be", cidrs=",".join(map(str, found)))
-    return found

@@ -17,22 +17,19 @@ Tailscale's own table is. What tailscaled says of its peers decides which there 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Callable, NamedTuple, Optional, Union
 
+from ..condition import Condition
 from ..datapath.netlink import Request
-from ..datapath.rtnl import RT_TABLE_MAIN, RTPROT_HEADCNI
+from ..datapath.rtnl import RTPROT_HEADCNI
 from ..errors import CniError
 from ..log import Log
-from ..model import Address, Network
-from .claims import Alarm, Heard, Plan, Refusal, Rules, hear, plan, prefixes, rules_of
+from ..periodic import Periodic, Source, WakeUp
+from .claims import Alarm, Heard, Plan, Refusal, hear, plan
 from .kernel_routes import (
     RTN_UNREACHABLE,
     Link,
@@ -47,16 +44,13 @@ from .kernel_routes import (
     unreachable_route,
 )
 from .localapi import Bus, LocalApi
+from .mesh import Mesh
+from .own_networks import OWN_NETWORKS, put_own_networks_first
 from .prefix import Prefix, packed
 from .prefs import NodePrefs
 from .route_events import Interest, RouteEvents
 from .route_socket import RouteSocket
 
-TABLE = 5200
-PRIORITY = 5200  # Tailscale's rules begin at 5210
-OWN_NETWORKS = 5205  # after the cluster's pods, before whatever tailscaled accepts
-# A route as wide as a /7 is a default route in disguise: VPNs have 0.0.0.0/1, some sites 2000::/3.
-WIDEST_NETWORK = 7
 INTERVAL_SECONDS = 30.0
 STALE_SECONDS = 300.0
 QUIET_SECONDS, PATIENCE_SECONDS = 0.05, 0.5
@@ -70,53 +64,6 @@ Entry = Union[Route, Rule]
 _TELLING = frozenset({"State", "Prefs", "SelfChange", "PeersChanged", "PeersRemoved", "NetMap"})
 
 log = Log("routes")
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Which pods are elsewhere, and the way there.
-
-    host mode: the interface is tailscaled's. daemon mode: it is the veth `headcni01`, and
-    `gateways` are the addresses of its far end, one for each family. `sources` are the node's own
-    pod gateways: what the node itself sends to pods then comes from an address that pods can
-    answer. `service_cidrs`, `node_sizes` (pairs of IP version and prefix length) and `peer_tags`
-    say which peers' claims are accepted; see `claims`.
-    """
-
-    cluster_cidrs: tuple[Network, ...]
-    own_cidrs: tuple[Network, ...]
-    sources: tuple[Address, ...] = ()
-    interface: str = "tailscale0"
-    gateways: tuple[Address, ...] = ()
-    mtu: Optional[int] = None
-    table: int = TABLE
-    priority: int = PRIORITY
-    service_cidrs: tuple[Network, ...] = ()
-    node_sizes: tuple[tuple[int, int], ...] = ()
-    peer_tags: tuple[str, ...] = ()
-    # None leaves the rules of the node's own networks as they are: they are host mode's, and stay
-    # in daemon mode until the node's tailscaled has its former prefs back.
-    own_networks_first: Optional[bool] = None
-
-    def claim_rules(self) -> Rules:
-        return rules_of(
-            self.cluster_cidrs, self.own_cidrs, self.service_cidrs, self.node_sizes, self.peer_tags
-        )
-
-    def rules(self) -> list[Rule]:
-        own = [
-            Rule(self.priority - 1, prefix, RT_TABLE_MAIN) for prefix in prefixes(self.own_cidrs)
-        ]
-        pods = [Rule(self.priority, prefix, self.table) for prefix in prefixes(self.cluster_cidrs)]
-        return [*own, *pods, *(own_network_rules() if self.own_networks_first else ())]
-
-
-class Condition(NamedTuple):
-    """Something that should be so, and how it is."""
-
-    name: str
-    ok: bool
-    message: str
 
 
 @dataclass(frozen=True)
@@ -149,34 +96,7 @@ class _View(NamedTuple):
 _ALL_THERE = Condition("routes", True, "")
 
 
-def own_network_rules() -> list[Rule]:
-    """The main table, but for its default routes, before Tailscale's own table."""
-    everything = [Prefix(socket.AF_INET, bytes(4), 0)]
-    if os.path.exists("/proc/sys/net/ipv6"):
-        everything.append(Prefix(socket.AF_INET6, bytes(16), 0))
-    return [Rule(OWN_NETWORKS, one, RT_TABLE_MAIN, suppress=WIDEST_NETWORK) for one in everything]
-
-
-def put_own_networks_first(kernel: RouteSocket) -> list[Rule]:
-    """Add what is missing of these rules; what that was."""
-    have = kernel.rules()
-    missing = [rule for rule in own_network_rules() if rule not in have]
-    failures = kernel.send([add_rule(rule) for rule in missing])
-    if failures:
-        raise failures[0]
-    return missing
-
-
-def forget_own_networks(kernel: RouteSocket) -> list[Rule]:
-    """Delete these rules, once tailscaled has its former prefs back."""
-    there = [rule for rule in kernel.rules() if rule.priority == OWN_NETWORKS]
-    failures = kernel.send([delete_rule(rule) for rule in there])
-    if failures:
-        raise failures[0]
-    return there
-
-
-class RouteManager:
+class RouteReconciler:
     """Keeps the kernel's routes as tailscaled's peers say they should be.
 
     Made and started in the node's network namespace: its sockets stay in that one. Stopping leaves
@@ -196,7 +116,6 @@ class RouteManager:
         self.mesh = mesh
         self._api = api
         self._prefs = prefs
-        self._interval = interval
         self._on_report = on_report
         self._kernel = RouteSocket()
         self._lock = threading.Lock()
@@ -211,11 +130,12 @@ class RouteManager:
         self._asked_at = 0.0
         self._ask_again_at = 0.0
         self._stale = True
-        self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._loop = Periodic(
+            "routes", self._work, interval, delay=self._delay, gather=TOGETHER_SECONDS
+        )
+        self._listener: Optional[threading.Thread] = None
         self._bus: Optional[Bus] = None
         self._bus_problem = ""
-        self._bell: Optional[socket.socket] = None
 
     def reconcile(self, ask: bool = True) -> Report:
         """One pass. Without `ask`, by what tailscaled said last. Never raises what a later pass may
@@ -243,38 +163,30 @@ class RouteManager:
             return Report(removed=(*rules, *routes))
 
     def start(self) -> None:
-        self._stopping.clear()
         self._stale = True
         events = RouteEvents()
-        self._bell, doorstep = socket.socketpair()
-        self._bell.setblocking(False)
-        doorstep.setblocking(False)
         self._bus = self._api.watch(STALE_SECONDS)
-        self._threads = [
-            threading.Thread(target=self._run, args=(events, doorstep), name="routes", daemon=True),
-            threading.Thread(target=self._listen, args=(self._bus,), name="bus", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._listener = threading.Thread(
+            target=self._listen, args=(self._bus,), name="bus", daemon=True
+        )
+        news = Source(events, lambda: events.matter(self._interest()))
+        self._loop.start([news], at_end=events.close)
+        self._listener.start()
 
     def stop(self) -> None:
-        """Ends the passes; the routes stay."""
-        self._stopping.set()
-        self._ring()
+        """End the passes. The routes stay."""
         if self._bus is not None:
             self._bus.close()
-        for thread in self._threads:
-            thread.join(STOP_SECONDS)
-        if self._bell is not None:
-            self._bell.close()
+        self._loop.stop(STOP_SECONDS)
+        if self._listener is not None:
+            self._listener.join(STOP_SECONDS)
 
     def every(self, seconds: float) -> None:
-        """From now on the regular passes are so far apart."""
-        self._interval = seconds
-        self._ring()
+        """Change the interval between regular passes."""
+        self._loop.every(seconds)
 
     def is_alive(self) -> bool:
-        return all(thread.is_alive() for thread in self._threads)
+        return self._loop.is_alive() and self._listener is not None and self._listener.is_alive()
 
     def _hear(self) -> None:
         """Ask tailscaled about its peers, and about how it stands with us."""
@@ -443,16 +355,25 @@ class RouteManager:
         pods = {self.mesh.priority - 1, self.mesh.priority}
         return frozenset(pods if self.mesh.own_networks_first is None else {*pods, OWN_NETWORKS})
 
-    def _run(self, events: RouteEvents, doorstep: socket.socket) -> None:
-        with contextlib.closing(events), doorstep:
-            while not self._stopping.is_set():
-                report = self._pass()
-                if self._on_report is not None:
-                    try:
-                        self._on_report(report)
-                    except Exception as bug:  # a listener's mistake cuts nobody off
-                        log.error("a listener failed", problem=bug)
-                self._await_news(events, doorstep)
+    def _work(self) -> Optional[float]:
+        report = self._pass()
+        if self._on_report is not None:
+            try:
+                self._on_report(report)
+            except Exception as bug:  # a mistake in a listener must not stop the passes
+                log.error("a listener failed", problem=bug)
+        if not self._stale:
+            return None
+        # There was news during the pass, or it was too early to ask again.
+        wait = max(self._ask_again_at - time.monotonic(), QUIET_SECONDS)
+        return min(wait, self._loop.interval)
+
+    def _delay(self, wake_up: WakeUp) -> float:
+        """Wait until news has stopped pouring in, within reason."""
+        delay = min(QUIET_SECONDS, max(0.0, PATIENCE_SECONDS - wake_up.since_first))
+        if wake_up.woken and not wake_up.news:
+            delay = max(delay, min(self._ask_again_at - time.monotonic(), 5.0))
+        return delay
 
     def _pass(self) -> Report:
         try:
@@ -466,29 +387,6 @@ class RouteManager:
         # What went wrong on our side of the socket is no news to the bus.
         failed = any(not one.ok for one in self._heard if one.name != "approved")
         return bool(self._stale or old or failed) and now >= self._ask_again_at
-
-    def _await_news(self, events: RouteEvents, doorstep: socket.socket) -> None:
-        """Return when there is something to do, or at the next regular pass; and not before news
-        has stopped pouring in, within reason."""
-        until = time.monotonic() + self._interval
-        if self._stale:  # told again while we were busy, or not asked yet for want of time
-            until = min(until, max(self._ask_again_at, time.monotonic() + QUIET_SECONDS))
-        latest: Optional[float] = None
-        while not self._stopping.is_set():
-            now = time.monotonic()
-            if now >= until:
-                return
-            select.select([events.fileno(), doorstep.fileno()], [], [], until - now)
-            self._stopping.wait(min(TOGETHER_SECONDS, until - now))
-            rung = _drain(doorstep)
-            moved = events.matter(self._interest())
-            if not (rung or moved):
-                continue
-            now = time.monotonic()
-            latest = latest or now + PATIENCE_SECONDS
-            until = min(now + QUIET_SECONDS, latest)
-            if rung and not moved:
-                until = max(until, min(self._ask_again_at, now + 5.0))
 
     def _interest(self) -> Interest:
         return Interest(
@@ -506,12 +404,7 @@ class RouteManager:
             self._bus_problem = note.problem
             if lost or note.fields & _TELLING:
                 self._stale = True
-                self._ring()
-
-    def _ring(self) -> None:
-        if self._bell is not None:
-            with contextlib.suppress(OSError):
-                self._bell.send(b"!")
+                self._loop.wake()
 
 
 def _is_marked(route: Route) -> bool:
@@ -524,11 +417,3 @@ def _is_tunnel(route: Route) -> bool:
 
 def _name(entry: Entry) -> object:
     return entry.dst if isinstance(entry, Route) else entry
-
-
-def _drain(doorstep: socket.socket) -> bool:
-    rung = False
-    with contextlib.suppress(BlockingIOError):
-        while doorstep.recv(4096):
-            rung = True
-    return rung

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .changes import Change, Changes, changes, with_applied
 from .file import PATH, RETIRED, check, load, parse
 from .keys import as_dict
-from .node import answered, for_resolver, in_mode, node_name, node_sizes, pod_cidrs
+from .node import answered, control_path, for_resolver, in_mode, node_name, node_sizes, pod_cidrs
 from .schema import described, schema
 from .sections import LEVELS, DaemonConfig
 
@@ -20,6 +20,7 @@ __all__ = [
     "as_dict",
     "changes",
     "check",
+    "control_path",
     "described",
     "for_resolver",
     "in_mode",

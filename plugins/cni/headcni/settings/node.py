@@ -10,6 +10,8 @@ from ..shared.podcidr import Resolution, parse_sizes, resolve
 from .keys import as_dict
 from .sections import DaemonConfig, TailscaleSocket
 
+CONTROL_SOCKET = "daemon.sock"
+
 
 def pod_cidrs(config: DaemonConfig) -> Resolution:
     """This node's own pod CIDRs, as the file gives them or as they are found."""
@@ -39,6 +41,11 @@ def answered(config: DaemonConfig) -> List[str]:
     if isinstance(chosen.answer_for_node, bool):
         return ["all"] if chosen.answer_for_node else ["none"]
     return [str(port) for port in chosen.answer_for_node]
+
+
+def control_path(config: DaemonConfig) -> str:
+    """The socket on which the daemon answers headcnictl, next to the one for CNI calls."""
+    return os.path.join(os.path.dirname(config.daemon.socket), CONTROL_SOCKET)
 
 
 def node_name(config: DaemonConfig) -> str:

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from headcni.daemon.observe.control import CLIENTS, Control, asked
+from headcni.ctl.daemon_client import asked
+from headcni.daemon.observe.control import CLIENTS, Control
 from headcni.daemon.observe.events import ADDED, Event, Events
 from headcni.errors import CniError
 

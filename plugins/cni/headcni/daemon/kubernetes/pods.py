@@ -30,11 +30,11 @@ from ipaddress import ip_address
 from typing import Callable, NamedTuple, Optional
 
 from ... import repair, verbs
+from ...condition import Condition
 from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...ipam.allocate import Ipam
 from ...log import Log
-from ...mesh.routes import Condition
 from ...model import Network, Owner, PodRef
 from ...store import Attachment, Store
 from .client import (

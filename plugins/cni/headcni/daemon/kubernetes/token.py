@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from typing import Callable, Optional
 
 from ...log import Log
+from ...periodic import Periodic
 from ...shared import bearer_token
 from ...shared.bearer_token import BearerToken
 from .client import REFUSED, Access, KubeClient, KubeError
@@ -45,21 +45,16 @@ class TokenKeeper:
         self._token: Optional[BearerToken] = None
         self._failures, self._failure, self._retry_at = 0, "", 0.0
         self._told = ""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="kubernetes-token", daemon=True)
+        self._loop = Periodic("kubernetes-token", self.look, LOOK_SECONDS)
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._client.cancel()
-            self._thread.join(0.1)
+        self._loop.stop(STOP_SECONDS, cancel=self._client.cancel)
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._loop.is_alive()
 
     @property
     def expires(self) -> float:
@@ -139,15 +134,6 @@ class TokenKeeper:
         if said and said != self._told:
             log.warn(said)
         self._told = said
-
-    def _keep(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                wait = self.look()
-            except Exception as bug:  # the next look may well succeed
-                log.error("a bug in HeadCNI", problem=bug)
-                wait = LOOK_SECONDS
-            self._stopping.wait(wait)
 
 
 def _write(path: str, text: str) -> None:

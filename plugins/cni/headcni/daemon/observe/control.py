@@ -16,15 +16,14 @@ import socketserver
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Optional
+from contextlib import suppress
+from typing import Any, Callable, Optional
 
 from ...errors import IO_FAILURE, CniError
 from ...log import Log
 from .events import Events
 from .few_at_once import FewAtOnce
 
-SOCKET = "/run/headcni/daemon.sock"
 LONGEST_QUESTION = 256
 CLIENTS = 16
 BUSY = b'{"error":"too many ask at once; try again"}\n'
@@ -126,32 +125,3 @@ class _Handler(socketserver.BaseRequestHandler):
         for answer in self.server.control.answers(asked.decode(errors="replace").strip()):
             line = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
             self.request.sendall(line.encode() + b"\n")
-
-
-@contextmanager
-def asked(
-    question: str, path: str = SOCKET, silence: float = 30.0
-) -> Iterator[Iterator[Dict[str, Any]]]:
-    """The daemon's answers to a question, one by one; CniError where there is no daemon."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as caller:
-        caller.settimeout(silence)
-        try:
-            caller.connect(path)
-            caller.sendall(question.encode() + b"\n")
-        except (FileNotFoundError, ConnectionError):
-            raise CniError(
-                IO_FAILURE, "headcni-daemon does not answer", "systemctl status headcni-daemon"
-            ) from None
-        except OSError as problem:
-            raise CniError(IO_FAILURE, f"{path} cannot be used", problem.strerror or "") from None
-        yield _answers(caller)
-
-
-def _answers(caller: socket.socket) -> Iterator[Dict[str, Any]]:
-    with caller.makefile("rb") as lines, suppress(ConnectionError):
-        for line in lines:
-            answer = json.loads(line)
-            if "error" in answer:
-                raise CniError(IO_FAILURE, "headcni-daemon refused", str(answer["error"]))
-            if answer:
-                yield answer

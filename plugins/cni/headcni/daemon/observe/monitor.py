@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
 from urllib.parse import parse_qs, urlsplit
 
+from ...condition import Condition
 from ...errors import INVALID_CONFIG, IO_FAILURE, TRY_AGAIN, CniError
 from ...log import Log
 from . import pprof
@@ -43,15 +44,6 @@ heap?seconds=10     what is allocated in that time and stays, for go tool pprof
 threads             every thread's stack, as text"""
 
 log = Log("monitor")
-
-
-class Condition(NamedTuple):
-    name: str
-    reason: str
-
-    @property
-    def holds(self) -> bool:
-        return not self.reason
 
 
 class Answer(NamedTuple):
@@ -160,22 +152,23 @@ def ask(conditions: Mapping[str, Reason]) -> List[Condition]:
     found = []
     for name, reason in conditions.items():
         try:
-            found.append(Condition(name, reason()))
+            said = reason()
+            found.append(Condition(name, not said, said))
         except Exception as problem:
-            found.append(Condition(name, f"{type(problem).__name__}: {problem}"))
+            found.append(Condition(name, False, f"{type(problem).__name__}: {problem}"))
     return found
 
 
 def _conditions(conditions: Mapping[str, Reason], word: str, request: _Request) -> Answer:
     found = ask(conditions)
-    good = all(one.holds for one in found)
+    good = all(condition.ok for condition in found)
     status = 200 if good else 503
     if request.wants_json:
-        listed = [{"name": c.name, "ok": c.holds, "reason": c.reason} for c in found]
+        listed = [{"name": c.name, "ok": c.ok, "reason": c.message} for c in found]
         body = json.dumps({word: good, "conditions": listed}, indent=2) + "\n"
         return Answer(status, "application/json", body.encode())
     lines = [word if good else f"not {word}"]
-    lines += [f"  {c.name}: {'ok' if c.holds else ' '.join(c.reason.split())}" for c in found]
+    lines += [f"  {c.name}: {'ok' if c.ok else ' '.join(c.message.split())}" for c in found]
     return text(status, "\n".join(lines))
 
 
