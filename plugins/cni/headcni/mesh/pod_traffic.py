@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_interface, ip_network
@@ -22,6 +23,7 @@ from .route_socket import RouteSocket
 from .settings import cluster_cidrs
 
 OWN_LINK = "headcni01"
+PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
 
 log = Log("daemon")
 
@@ -68,6 +70,21 @@ def now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
         with suppress(CniError):
             port = tailscaled_port(LocalApi(config.tailscale.socket_path))
     return of(config, own, cluster_cidrs(config, own), attachments, port)
+
+
+class TailscaledPort:
+    """The UDP port of the node's own tailscaled, asked for now and then, as it may change."""
+
+    def __init__(self, api: LocalApi) -> None:
+        self._api = api
+        self._port, self._ask_at = 0, 0.0
+
+    def current(self) -> int:
+        if not self._port or time.monotonic() > self._ask_at:
+            with suppress(CniError):
+                self._port = tailscaled_port(self._api) or self._port
+            self._ask_at = time.monotonic() + PORT_SECONDS
+        return self._port
 
 
 def tailscaled_port(api: LocalApi) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
-import json
 import os
 import selectors
 import socket
@@ -184,8 +183,7 @@ class CniServer:
         verb = env.get("CNI_COMMAND", "")
         if call.request.is_ipam:
             verb = f"IPAM-{verb}"
-            failed, output = ipam.run(env, call.request.stdin, self._opened)
-            outcome = verbs.Outcome(json.loads(output)["code"] if failed else 0, output)
+            outcome = verbs.Outcome(*ipam.outcome(env, call.request.stdin, self._opened))
         elif call.request.is_loopback:
             verb = f"LOOPBACK-{verb}"
             outcome = verbs.Outcome(*loopback.run(env, call.request.stdin, call.netns_fd))
