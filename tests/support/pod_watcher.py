@@ -10,7 +10,8 @@ import threading
 from ipaddress import ip_network
 
 from headcni import log
-from headcni.daemon.kubernetes.client import KubeClient, Source
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.client import KubeClient
 from headcni.daemon.kubernetes.pods import PodWatcher
 from headcni.store import DATA_DIR, Store
 

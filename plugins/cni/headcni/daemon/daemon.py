@@ -44,9 +44,10 @@ from .systemd import restart_if_running
 from .tailnet import TailnetAccess
 
 if TYPE_CHECKING:
+    from .kubernetes.access import Source
     from .kubernetes.annotations import AnnotationWatcher
-    from .kubernetes.client import Source
-    from .kubernetes.pods import PassReport, PodWatcher
+    from .kubernetes.networks import PassReport
+    from .kubernetes.pods import PodWatcher
     from .kubernetes.token import TokenKeeper
 
 log = logs.Log("daemon")
@@ -241,11 +242,9 @@ class Daemon:
         wanted = self.config.daemon
         if not self._knows_an_api_server():
             return
+        from .kubernetes.access import Source
         from .kubernetes.annotations import AnnotationWatcher
-        from .kubernetes.client import (  # TLS, which a node without Kubernetes has no use for
-            KubeClient,
-            Source,
-        )
+        from .kubernetes.client import KubeClient
         from .kubernetes.pods import PodWatcher
 
         source, timed = Source(wanted.kubeconfig), self.metrics.kubernetes

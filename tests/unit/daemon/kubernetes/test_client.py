@@ -14,21 +14,18 @@ from pathlib import Path
 import pytest
 from kube_server import NODE, TOKEN, Authority, KubeServer, pod
 
+from headcni.daemon.kubernetes import access
 from headcni.daemon.kubernetes import client as kube
-from headcni.daemon.kubernetes.client import (
+from headcni.daemon.kubernetes.access import Access, Source, in_cluster, read_kubeconfig
+from headcni.daemon.kubernetes.client import KubeClient, Selector
+from headcni.daemon.kubernetes.errors import (
     CONFIG,
     DENIED,
     GONE,
     NO_ANSWER,
     REFUSED,
     STOPPED,
-    Access,
-    KubeClient,
     KubeError,
-    Selector,
-    Source,
-    in_cluster,
-    read_kubeconfig,
 )
 
 HERE = Selector(NODE)
@@ -370,12 +367,12 @@ def test_a_kubeconfig_of_another_user_is_refused(server, monkeypatch):
     found = os.stat(path)
     theirs = os.stat_result((*found[:4], 4711, *found[5:10]))
     with pytest.raises(KubeError, match="its owner is 4711"):
-        kube._refuse_others(str(path), theirs)
+        access.refuse_others(str(path), theirs)
 
 
 def test_a_kubeconfig_that_others_may_read_is_warned_about_and_counts(server, monkeypatch):
     said = []
-    monkeypatch.setattr(kube.log, "warn", lambda text, **more: said.append((text, more["mode"])))
+    monkeypatch.setattr(access.log, "warn", lambda text, **more: said.append((text, more["mode"])))
     path = server.kubeconfig()
     path.chmod(0o644)
     asked = KubeClient(Source(str(path)))
@@ -483,7 +480,11 @@ def test_importing_it_costs_little_beside_what_the_daemon_has():
         env={**os.environ, "PYTHONPATH": str(Path(kube.__file__).parents[3])},
     )
     found = json.loads(done.stdout.replace("'", '"'))
-    assert found == ["headcni.daemon.kubernetes.client", "headcni.shared.bearer_token"]
+    ours = ("access", "client", "errors", "objects")
+    assert found == [
+        *(f"headcni.daemon.kubernetes.{name}" for name in ours),
+        "headcni.shared.bearer_token",
+    ]
 
 
 def wait_for_stream(server: KubeServer, count: int = 1) -> None:

@@ -16,9 +16,13 @@ import pytest
 from kube_server import NODE, KubeServer, pod
 from patience import until
 
+from headcni.daemon.kubernetes import networks
 from headcni.daemon.kubernetes import pods as module
-from headcni.daemon.kubernetes.client import KubeClient, Source
-from headcni.daemon.kubernetes.pods import LEAKED, MISSING, PassReport, PodWatcher, WorkQueue
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.client import KubeClient
+from headcni.daemon.kubernetes.networks import LEAKED, MISSING, PassReport
+from headcni.daemon.kubernetes.pods import PodWatcher
+from headcni.daemon.kubernetes.work_queue import WorkQueue
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.store import Attachment, Store
 
@@ -370,14 +374,14 @@ def test_a_network_that_cannot_be_released_is_kept_and_the_others_go(watched, mo
     watched.attach("stuck")
     watched.attach("lost", address="10.55.1.8")
     watched.server.put(pod("other", ip="10.42.0.8"))
-    original = module.PodWatcher._undo
+    original = networks.PodNetworks._undo
 
     def undo(self, attachment):
         if attachment.pod.name == "stuck":
-            raise module.CniError(101, "the kernel refused")
+            raise networks.CniError(101, "the kernel refused")
         original(self, attachment)
 
-    monkeypatch.setattr(module.PodWatcher, "_undo", undo)
+    monkeypatch.setattr(networks.PodNetworks, "_undo", undo)
     assert watched.started().reconcile().released == 1
     assert watched.names == {"default/stuck"}
 

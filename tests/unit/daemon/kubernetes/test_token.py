@@ -10,7 +10,9 @@ import pytest
 from kube_server import KubeServer, jwt
 
 from headcni import log as logs
-from headcni.daemon.kubernetes.client import DENIED, KubeClient, KubeError, Selector, Source
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.client import KubeClient, Selector
+from headcni.daemon.kubernetes.errors import DENIED, KubeError
 from headcni.daemon.kubernetes.token import LONGEST_PAUSE, LOOK_SECONDS, TokenKeeper
 from headcni.shared import bearer_token
 

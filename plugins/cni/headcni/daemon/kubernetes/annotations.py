@@ -11,7 +11,8 @@ from typing import Callable, Tuple
 
 from ...log import Log
 from ...tailnet_access import ANNOTATION
-from .client import DENIED, GONE, REFUSED, KubeClient, KubeError
+from .client import KubeClient
+from .errors import DENIED, GONE, REFUSED, KubeError
 from .watching import FIRST_PAUSE, LONGEST_PAUSE, keep_watching
 
 STOP_SECONDS = 5.0

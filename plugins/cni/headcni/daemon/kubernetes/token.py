@@ -16,7 +16,9 @@ from ...log import Log
 from ...periodic import Periodic
 from ...shared import bearer_token
 from ...shared.bearer_token import BearerToken
-from .client import REFUSED, Access, KubeClient, KubeError
+from .access import Access
+from .client import KubeClient
+from .errors import REFUSED, KubeError
 
 LOOK_SECONDS = 60.0  # site.yml may have written another token meanwhile
 LONGEST_PAUSE = 3600.0

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Callable, Tuple
 
-from .client import STOPPED, KubeError
+from .errors import STOPPED, KubeError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 SHORTEST_WATCH = 1.0
