@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import ip_interface, ip_network
+from ipaddress import ip_network
 from typing import Tuple
 
-from .. import repair
 from .. import settings as configuration
+from ..datapath import seen
 from ..datapath.host_firewall import PodTraffic
 from ..datapath.netlink import Netlink
 from ..errors import CniError
-from ..log import Log
 from ..model import Address, Network
 from ..settings import DaemonConfig
 from ..store import Attachment
@@ -24,8 +23,6 @@ from .settings import cluster_cidrs
 
 OWN_LINK = "headcni01"
 PORT_SECONDS = 300.0  # between two questions for tailscaled's UDP port
-
-log = Log("daemon")
 
 
 def of(
@@ -90,9 +87,7 @@ class TailscaledPort:
 def tailscaled_port(api: LocalApi) -> int:
     """The UDP port of the node's own tailscaled; 0 while it does not know. Behind a NAT some of its
     endpoints have other ports, so only those with an address of the node count."""
-    with Netlink() as kernel:
-        listed = repair.look(kernel).addresses.values()
-    local = {one.partition("/")[0] for addresses in listed for one in addresses}
+    local = {str(address) for listed in seen.addresses().values() for address, _unused in listed}
     ports = []
     for endpoint in api.endpoints():
         address, _unused, port = endpoint.rpartition(":")
@@ -116,6 +111,6 @@ def _near_end(link: str) -> Tuple[Address, ...]:
     the next; nothing if there is no such link."""
     with Netlink() as kernel:
         index = kernel.index(link)
-        texts = repair.look(kernel).addresses.get(index, frozenset()) if index else frozenset()
-    found = sorted((ip_interface(one) for one in texts), key=lambda one: one.version)
-    return tuple(one.ip for one in found if not one.ip.is_link_local)
+    listed = seen.addresses().get(index, ()) if index else ()
+    found = sorted((address for address, _unused in listed), key=lambda found: found.version)
+    return tuple(address for address in found if not address.is_link_local)
