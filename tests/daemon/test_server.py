@@ -19,7 +19,8 @@ from contextlib import suppress
 import pytest
 from cni_node import EMPTY, sh
 
-from headcni.daemon.cni.server import READ_SECONDS, THREADS
+from headcni.daemon.cni.calls import THREADS
+from headcni.daemon.cni.listener import READ_SECONDS
 from headcni.shim import HEADER, LIMIT, MAGIC
 
 CALLS, AT_ONCE = 200, 16

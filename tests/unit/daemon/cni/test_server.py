@@ -11,17 +11,17 @@ from typing import Optional
 
 import pytest
 
-from headcni.daemon.cni.protocol import Request
-from headcni.daemon.cni.server import (
+from headcni.daemon.cni.calls import (
     AT_WORK,
     LARGE,
     LARGE_CALLS,
     LARGE_THREADS,
     THREADS,
-    CniServer,
-    _Call,
-    _Calls,
+    Calls,
+    PendingCall,
 )
+from headcni.daemon.cni.protocol import Request
+from headcni.daemon.cni.server import CniServer
 
 SECONDS = 10.0
 
@@ -30,7 +30,7 @@ class Work:
     """Calls that are at work until they are told to end."""
 
     def __init__(self) -> None:
-        self.calls = _Calls(self._serve)
+        self.calls = Calls(self._serve)
         self.begun: list[str] = []
         self._changed = threading.Condition()
         self._may_end = threading.Event()
@@ -38,7 +38,7 @@ class Work:
         self._shims: list[socket.socket] = []
         self.left_to_shims = self.fails = False
 
-    def _serve(self, call: _Call, _worker: object) -> None:
+    def _serve(self, call: PendingCall, _worker: object) -> None:
         with self._changed:
             self.begun.append(call.request.env["CNI_COMMAND"])
             self._changed.notify_all()
@@ -56,7 +56,7 @@ class Work:
         ours, theirs = socket.socketpair()
         names = {"CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"} if container else {}
         env = {"HEADCNI_PROGRAM": "headcni", "CNI_COMMAND": verb, **names, **env}
-        assert self.calls.begin(_Call(Request("0", "", env, stdin), theirs, None)) is taken
+        assert self.calls.begin(PendingCall(Request("0", "", env, stdin), theirs, None)) is taken
         self._shims.append(ours)
         return ours
 
