@@ -77,7 +77,7 @@ def set_up(level: str = "INFO", style: str = "logfmt", stream: Optional[TextIO] 
     """Start logging, or change how; again as often as SIGHUP likes."""
     target = sys.stderr if stream is None else stream
     root = logging.getLogger()
-    root.handlers = [one for one in root.handlers if not isinstance(one, _Handler)]
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _Handler)]
     handler = _Handler(target)
     handler.setFormatter(_Formatter(style == "json", is_journal(target)))
     root.addHandler(handler)
@@ -147,7 +147,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, BaseException):
         return shortened(f"{type(value).__name__}: {value}", LONGEST_VALUE)
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [_value(one) for one in islice(value, MOST_ITEMS)]
+        items = [_value(item) for item in islice(value, MOST_ITEMS)]
         more = len(value) - len(items)
         return [*items, f"and {more} more"] if more else items
     return shortened(str(value), LONGEST_VALUE)

@@ -430,11 +430,13 @@ class Daemon:
             log.error(alarm.message, kind=alarm.kind, prefix=alarm.prefix)
         for warning in set(report.warnings) - set(previous.warnings):
             log.warn(warning.message, kind=warning.kind, prefix=warning.prefix)
-        known = {one.name: one.ok for one in previous.conditions}
-        for one in report.conditions:
-            if known.get(one.name, True) != one.ok:
-                (log.info if one.ok else log.warn)(one.message or "holds again", condition=one.name)
-            if self.namespace is not None and one.name == "interface" and not one.ok:
+        known = {condition.name: condition.ok for condition in previous.conditions}
+        for condition in report.conditions:
+            if known.get(condition.name, True) != condition.ok:
+                (log.info if condition.ok else log.warn)(
+                    condition.message or "holds again", condition=condition.name
+                )
+            if self.namespace is not None and condition.name == "interface" and not condition.ok:
                 self._upkeep.wake()  # it is ours to make again
 
 

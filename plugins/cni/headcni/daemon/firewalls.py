@@ -178,7 +178,11 @@ class Firewalls:
         try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired
-            others = [one.in_words() for one in found if one.problem and not one.blocks_node]
+            others = [
+                found_item.in_words()
+                for found_item in found
+                if found_item.problem and not found_item.blocks_node
+            ]
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
@@ -197,8 +201,8 @@ class Firewalls:
     def _leave_alone(self) -> None:
         """With network.firewall: none, what an earlier configuration had added goes."""
         try:
-            for one in remove():
-                log.info("removed, since network.firewall is none", what=one)
+            for item in remove():
+                log.info("removed, since network.firewall is none", what=item)
             self._left_alone = True
         except (CniError, OSError) as problem:
             log.warn("not removed, though network.firewall is none", problem=problem)

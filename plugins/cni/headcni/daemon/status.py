@@ -32,8 +32,12 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
         "ready": all(condition.ok for condition in conditions),
         "conditions": [{"name": c.name, "ok": c.ok, "reason": c.message} for c in conditions],
         "firewalls": [
-            {"name": one.name, "ok": not one.problem, "summary": one.in_words()}
-            for one in daemon.firewalls.found
+            {
+                "name": found_item.name,
+                "ok": not found_item.problem,
+                "summary": found_item.in_words(),
+            }
+            for found_item in daemon.firewalls.found
         ],
         "tailnet_access": daemon.tailnet.status(),
         "alarms": [alarm._asdict() for alarm in daemon.conditions.report.alarms],
@@ -49,7 +53,7 @@ def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
     found = list(daemon.conditions.report.warnings)
     if daemon.token is not None and (said := daemon.token.trouble()):
         found.append(claims.Alarm("kubernetes-token", "", (), said))
-    found += [claims.Alarm("tailnet-access", "", (), one) for one in _doubtful_limits(daemon)]
+    found += [claims.Alarm("tailnet-access", "", (), limit) for limit in _doubtful_limits(daemon)]
     return found
 
 

@@ -87,6 +87,6 @@ class TailnetAccess:
         """For headcnictl: the node's, and that of namespaces which differ; of these no more than
         somebody would read."""
         now = self.policy()
-        differing = [one for one in now.namespaces if one[1] != now.node]
+        differing = [namespace for namespace in now.namespaces if namespace[1] != now.node]
         shown = {name: shortened(access, LONGEST_ACCESS) for name, access in differing[:MOST_SHOWN]}
         return {"node": now.node, "namespaces": shown, "more": len(differing) - len(shown)}

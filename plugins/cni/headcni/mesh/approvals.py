@@ -1,10 +1,11 @@
-"""This node's own routes at Headscale, where the operator gives the daemon an API key: they are
-approved, kept approved, and given back on departure. Without a key none of this runs.
+"""This node's own routes at Headscale, if the operator gives the daemon an API key: they are
+approved, kept approved, and withdrawn on departure. Without a key none of this runs.
 
-Headscale's API has one call for it, which replaces all approved routes of a node and knows no "only
-if unchanged". So each write follows right upon a read, keeps what it found there, and is itself
-never repeated: what became of it shows in the next read. A key may do anything to any node; what
-keeps us to our own is that a node is found by the key of the tailscaled beside us, never by a name.
+Headscale's API has a single call for it. The call replaces all approved routes of a node and cannot
+be conditional on their being unchanged. So each write directly follows a read and keeps what was
+there. A write is never repeated: the next read shows what became of it. An API key allows changes
+to any node. We change only our own, because we find it by the key of the tailscaled beside us,
+never by a name.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ log = Log("headscale")
 
 
 class Identity(NamedTuple):
-    """This node, as its own tailscaled knows it. Not with the routes that it believes to serve:
-    Headscale 0.29 tells a node of its own approvals only when it has other news for it."""
+    """This node as its own tailscaled knows it, without the routes it believes to serve: Headscale
+    0.29 tells a node about its own approvals only when it has other news for it."""
 
     key: str
     name: str
 
 
 def identify(api: LocalApi) -> Identity:
-    """Who we are at Headscale; an error while tailscaled is logged out."""
+    """This node's identity at Headscale; an error while tailscaled is logged out."""
     status = api.status(peers=False)
     if not status.key:
         raise HeadscaleError(
@@ -65,7 +66,7 @@ def identify(api: LocalApi) -> Identity:
 
 
 class Clash(NamedTuple):
-    """Another node that serves, or has approved, what overlaps a CIDR of ours."""
+    """Another node that serves a range that overlaps a CIDR of ours, or has it approved."""
 
     cidr: str
     theirs: str
@@ -73,7 +74,8 @@ class Clash(NamedTuple):
 
 
 def clashes(own: Sequence[str], others: Iterable[Node]) -> list[Clash]:
-    """Default routes aside: those of an exit node overlap everything, and harm nothing here."""
+    """Overlaps with other nodes' routes. Default routes are ignored: those of an exit node overlap
+    everything, and do no harm here."""
     mine = [(cidr, Prefix.parse(cidr)) for cidr in own]
     found = []
     for node in others:
@@ -82,14 +84,14 @@ def clashes(own: Sequence[str], others: Iterable[Node]) -> list[Clash]:
                 prefix = Prefix.parse(theirs)
                 found += [
                     Clash(cidr, theirs, node)
-                    for cidr, one in mine
-                    if prefix.length and prefix.overlaps(one)
+                    for cidr, own_prefix in mine
+                    if prefix.length and prefix.overlaps(own_prefix)
                 ]
     return found
 
 
 def find(nodes: Iterable[Node], me: Identity, url: str) -> Node:
-    """This node among all. A name proves nothing: anybody may have taken it."""
+    """This node among all nodes. A name proves nothing, because anybody may have taken it."""
     namesake = ""
     for node in nodes:
         if node.key == me.key:
@@ -110,7 +112,7 @@ _WELL = Condition("headscale", True, "")
 
 @dataclass(frozen=True)
 class ApprovalReport:
-    """What a pass found and did. `restored` had been approved, and no longer was."""
+    """What a pass found and did. `restored` routes had been approved, and no longer were."""
 
     approved: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
@@ -127,8 +129,8 @@ class ApprovalReport:
 class ApprovalKeeper:
     """Keeps this node's own CIDRs approved at Headscale, and touches nothing else there.
 
-    While all is well it asks for this node alone, and for all of them but now and then: every node
-    asks, and the list has every node in it.
+    While all is well it asks for this node only, and rarely for the list of all nodes: every node
+    asks, and the list contains every node.
     """
 
     def __init__(
@@ -152,19 +154,19 @@ class ApprovalKeeper:
         self._pause = FIRST_PAUSE  # before the next attempt, while Headscale cannot be asked
         self._me: Optional[Identity] = None
         self._had: set[str] = set()
-        self._settled: Optional[Node] = None  # as it was when all was approved, and ours alone
+        self._settled: Optional[Node] = None  # this node when everything was approved for it alone
         self._looked_at = 0.0
         self._condition = Condition("headscale", False, "Headscale has not been asked yet")
         self._told: tuple[object, ...] = ()
 
     @property
     def condition(self) -> Condition:
-        """For /ready, as of the last pass. An approval that was seen is taken to last while
-        Headscale is away: pods go on talking then."""
+        """For /ready, after the last pass. While Headscale is away, an approval that was seen is
+        assumed to last: pods keep their connections then."""
         return self._condition
 
     def held_back(self) -> str:
-        """The same as the monitor asks for it: why the node is not ready, or nothing."""
+        """For the monitor: why the node is not ready, or an empty text."""
         return "" if self._condition.ok else self._condition.message
 
     def start(self) -> None:
@@ -178,13 +180,14 @@ class ApprovalKeeper:
         return not self._loop.is_started or self._loop.is_alive()
 
     def ensure_once(self) -> ApprovalReport:
-        """One pass, with a look at Headscale. Never raises what a later one may find mended."""
+        """One pass that asks Headscale. Problems that a later pass may solve are reported, not
+        raised."""
         with self._lock:
             return self._pass(self._ensure)
 
     def withdraw(self) -> ApprovalReport:
-        """For the departure: our CIDRs are approved no longer, whoever approved them. It is best
-        to stop advertising them first, or an autoApprover of the policy may bring them back."""
+        """For the departure: withdraw the approval of our CIDRs, whoever approved them. Stop
+        advertising them first, or an autoApprover of the policy may bring them back."""
         self.stop()
         with self._lock:
             return self._pass(self._withdraw)
@@ -212,7 +215,7 @@ class ApprovalKeeper:
             if isinstance(problem, HeadscaleError) and problem.kind == STOPPED:
                 return ApprovalReport(problem=str(problem), condition=self._condition)
             report = ApprovalReport(problem=str(problem), condition=self._doubtful(str(problem)))
-        except Exception as bug:  # without passes nothing is kept approved; the next may succeed
+        except Exception as bug:  # the next pass may succeed
             said = f"a bug in HeadCNI: {bug!r}"
             report = ApprovalReport(problem=said, condition=self._doubtful(said))
         self._condition = report.condition
@@ -242,14 +245,14 @@ class ApprovalKeeper:
         adding = [cidr for cidr in self._own if cidr not in mine.routes and cidr not in taken]
         if adding:
             self._client.approve(mine, (*mine.routes, *adding))
-            # Another node may have asked for the same in this very moment, having seen none of it
-            # either. Who looks last sees both, and takes its own back.
+            # Another node may have approved the same range at the same moment, without seeing ours.
+            # The node that looks last sees both, and withdraws its own.
             nodes = self._client.nodes()
             mine = find(nodes, self._me, self._client.url)
             found = clashes(self._own, (node for node in nodes if node.id != mine.id))
             taken = {clash.cidr for clash in found}
             if taken.intersection(adding):
-                keep = [one for one in mine.routes if one not in taken.intersection(adding)]
+                keep = [route for route in mine.routes if route not in taken.intersection(adding)]
                 self._client.approve(mine, keep)
                 mine = mine._replace(approved=tuple(keep))
         had, self._had = self._had, set(self._own) & set(mine.routes)
@@ -265,9 +268,9 @@ class ApprovalKeeper:
         )
 
     def _judge(self, mine: Node, found: Sequence[Clash]) -> Condition:
-        """Approved is enough where nobody else has it: that it is also advertised, and by that
-        served, is for the route manager to say."""
-        lost = [one for one in found if one.cidr not in mine.served]
+        """An approval is enough if no other node has the range. Whether it is also advertised, and
+        so served, is reported by the route reconciler."""
+        lost = [clash for clash in found if clash.cidr not in mine.served]
         if lost:
             return Condition("headscale", False, _sentence(lost[0], lost[0].cidr in mine.routes))
         missing = [cidr for cidr in self._own if cidr not in mine.routes]
@@ -281,7 +284,7 @@ class ApprovalKeeper:
         try:
             self._me = self._identity()
         except (CniError, OSError):
-            if self._me is None:  # a tailscaled that has gone before us does not hold us up
+            if self._me is None:  # tailscaled may be gone already; then its last known key is used
                 raise
         gone: tuple[str, ...] = ()
         for attempt in range(WITHDRAW_TRIES):
@@ -290,16 +293,16 @@ class ApprovalKeeper:
             except HeadscaleError as problem:
                 if problem.kind != UNKNOWN_NODE:
                     raise
-                break  # and with the node went its approvals
+                break  # the node is gone, and its approvals with it
             ours = tuple(cidr for cidr in mine.routes if cidr in self._own)
             if not ours:
                 break
             gone = ours
             try:
-                self._client.approve(mine, [one for one in mine.routes if one not in ours])
+                self._client.approve(mine, [route for route in mine.routes if route not in ours])
                 break
             except HeadscaleError as problem:
-                # It may have been done for all that: the next read tells.
+                # The write may have succeeded anyway: the next read shows it.
                 if not problem.trouble or attempt == WITHDRAW_TRIES - 1:
                     raise
         self._had.clear()
@@ -307,12 +310,12 @@ class ApprovalKeeper:
         return ApprovalReport(withdrawn=gone, condition=left)
 
     def _tell(self, report: ApprovalReport) -> None:
-        """What was done, always; what is wrong, when it changes."""
+        """Log what was done, and problems when they change."""
         for word in ("approved", "restored", "withdrawn"):
             cidrs = getattr(report, word)
             if cidrs:
                 log.info(word, cidrs=cidrs)
-        # Without its figures: of a server that rests each pass would tell other seconds.
+        # Without numbers, because the seconds of a pause differ in each pass.
         now = (re.sub(r"\d+", "", report.problem), report.alarms)
         if now == self._told:
             return

@@ -1,28 +1,28 @@
 """Which peers' claims to a range of pods are accepted, and which are refused.
 
-A claim is a prefix that tailscaled sends to a peer. Any device may advertise one, and an approval
-at Headscale may be a mistake. A claim gets a route only if
+A claim is a prefix whose packets tailscaled sends to a peer. Any device may advertise a prefix, and
+an approval at Headscale may be a mistake. A claim gets a route only if
 
 - it comes from a peer with one of the mesh's tags,
-- it lies in the cluster's range, and apart from this node's own range and the service range,
-- it is as long as a node's range is (`network.podCIDR.perNode`, or as long as this node's own),
+- it is inside the cluster's range, and outside this node's own range and the service range,
+- it has the length of a node's range (`network.podCIDR.perNode`, or the length of this node's own),
 - it does not overlap the claim of another node.
 
-Everything else is refused, and reported. Nobody can take a range away from the node that has it:
+Everything else is refused and reported. Nobody can take a range away from the node that has it:
 
-- A node that is offline keeps its claim. Headscale takes a peer's routes away from all others
-  within seconds of losing sight of it, and a blip must not cut pods off.
-- Nodes' claims are of one length, so two of them overlap only if they are the same prefix. Then
-  there is one route for both, and Headscale's choice of a primary decides who gets the packets:
-  this is how a node changes its mode, and how a new machine takes the place of another. If
-  `network.podCIDR.peerSizes` allows several lengths, the claim that has its route already wins,
-  then the one that Headscale names as primary, then the larger range.
-- tailscaled picks the peer by its own longest match, whatever our routes say. So a refused claim
-  inside a node's range is made unreachable: its packets go to nobody rather than to the claimant.
-  The same is done with the range of a node that is offline while a refused claim covers it.
+- A node that is offline keeps its claim. Headscale withdraws a peer's routes within seconds of
+  losing contact with it, and a short interruption must not cut pods off.
+- The claims of nodes have the same length, so two of them overlap only if they are the same prefix.
+  Then there is a single route for both, and Headscale's choice of a primary decides which node gets
+  the packets: this is how a node changes its mode, and how a new machine replaces another. If
+  `network.podCIDR.peerSizes` allows several lengths, the claim that already has a route wins, then
+  the claim that Headscale names as primary, then the larger range.
+- tailscaled chooses the peer by its own longest match, whatever our routes are. So a refused claim
+  inside a node's range gets an unreachable route: its packets go nowhere instead of to the peer.
+  The same happens to the range of an offline node while a refused claim covers it.
 
-A node that has none of the tags itself cannot expect them of others (its tailscaled was joined
-without them, or HeadCNI was told another tag): it accepts peers without a tag, and says so.
+A node without any of the tags cannot require them of others (its tailscaled was joined without
+them, or HeadCNI was configured with another tag). It accepts peers without a tag, and warns.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ UNTAGGED, OWN_CIDR, SERVICE_RANGE, PREFIX_LENGTH, OVERLAP = (
 )
 REASONS = (UNTAGGED, OWN_CIDR, SERVICE_RANGE, PREFIX_LENGTH, OVERLAP)
 UNCHECKED, MORE = "tags-not-checked", "more"
-USUAL_LENGTHS = {4: 24, 6: 64}  # of a node's range, if nobody says otherwise
-# A tailnet may be full of refused claims. So many alarms and unreachable routes are made of them.
+USUAL_LENGTHS = {4: 24, 6: 64}  # of a node's range, if nothing else is configured
+# Limits on alarms and unreachable routes, because a tailnet may be full of refused claims.
 MOST_ALARMS = 50
 MOST_BLOCKED = 4096
 
@@ -58,8 +58,8 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """What a claim must be like. `lengths` are those of a node's range, by address family; without
-    tags, every peer may have pods."""
+    """What a claim must look like. `lengths` are the lengths of a node's range by address family.
+    Without tags, every peer may have pods."""
 
     cluster: tuple[Prefix, ...]
     own: tuple[Prefix, ...]
@@ -68,7 +68,7 @@ class Rules:
     tags: tuple[str, ...]
 
 
-@lru_cache(maxsize=16)  # the same object for the same rules, so that judgements are found again
+@lru_cache(maxsize=16)  # the same object for the same rules, so that the cache of _judged works
 def rules_of(
     cluster: tuple[Network, ...],
     own: tuple[Network, ...],
@@ -76,8 +76,8 @@ def rules_of(
     sizes: tuple[tuple[int, int], ...] = (),
     tags: tuple[str, ...] = (),
 ) -> Rules:
-    """`sizes` are pairs of IP version and prefix length, beside those of our own ranges."""
-    allowed = {*sizes, *((one.version, one.prefixlen) for one in own)}
+    """`sizes` are pairs of IP version and prefix length, in addition to those of our own ranges."""
+    allowed = {*sizes, *((cidr.version, cidr.prefixlen) for cidr in own)}
     lengths: dict[int, tuple[int, ...]] = {}
     for version, family in _FAMILIES.items():
         found = {length for of, length in allowed if of == version}
@@ -93,12 +93,12 @@ class Claim(NamedTuple):
     prefix: Prefix
     peer: str
     remembered: bool = False
-    primary: bool = False  # Headscale says that the peer is the one to serve it
+    primary: bool = False  # Headscale has chosen this peer to serve it
     peer_id: str = ""
 
 
 class Refusal(NamedTuple):
-    """A claim that gets no route, the reason, and what it is in conflict with."""
+    """A claim that gets no route, the reason, and what it conflicts with."""
 
     prefix: Prefix
     peer: str
@@ -108,10 +108,10 @@ class Refusal(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """What the operator should see to. Only what `holds_back` makes the node not ready: no foreign
-    device must be able to do that."""
+    """Something that the operator should act on. Only an alarm that `holds_back` makes the node not
+    ready: no foreign device may be able to cause that."""
 
-    kind: str  # a reason, or one of the words below them
+    kind: str  # a reason, or one of the words below the reasons
     prefix: str
     claimants: tuple[str, ...]
     message: str
@@ -120,8 +120,8 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True)
 class Heard:
-    """What tailscaled's peers claim: what was accepted, by the peer's id, and what was refused.
-    `checked` is whether peers had to have a tag."""
+    """The claims of tailscaled's peers: the accepted ones by the peer's id, and the refused ones.
+    `checked` says whether peers had to have a tag."""
 
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
@@ -130,13 +130,13 @@ class Heard:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where routes should lead, and which packets should go nowhere."""
+    """Which prefixes get a route, and which get an unreachable route."""
 
     wanted: AbstractSet[Prefix] = frozenset()
     blocked: AbstractSet[Prefix] = frozenset()
     refusals: tuple[Refusal, ...] = ()
-    alarms: tuple[Alarm, ...] = ()  # nodes in conflict with each other
-    warnings: tuple[Alarm, ...] = ()  # what was refused, and did no harm
+    alarms: tuple[Alarm, ...] = ()  # conflicts between nodes
+    warnings: tuple[Alarm, ...] = ()  # refused claims that did no harm
 
 
 def prefixes(networks: Iterable[Network]) -> list[Prefix]:
@@ -144,7 +144,7 @@ def prefixes(networks: Iterable[Network]) -> list[Prefix]:
 
 
 def hear(status: Status, rules: Rules, before: Mapping[str, Sequence[Claim]]) -> Heard:
-    """What each peer claims of the cluster's range; `before` is what was accepted the last time."""
+    """The claims of all peers to the cluster's range. `before` are those accepted the last time."""
     tags = frozenset(rules.tags)
     checked = not tags.isdisjoint(status.tags)
     claims: dict[str, tuple[Claim, ...]] = {}
@@ -156,7 +156,7 @@ def hear(status: Status, rules: Rules, before: Mapping[str, Sequence[Claim]]) ->
         accepted, refused = _judged(peer.name, peer.id, peer.routes, peer.primary, trusted, rules)
         refusals += refused
         if not accepted and trusted and not peer.online:
-            accepted = tuple(one._replace(remembered=True) for one in before.get(peer.id, ()))
+            accepted = tuple(claim._replace(remembered=True) for claim in before.get(peer.id, ()))
         if accepted:
             claims[peer.id] = accepted
     return Heard(claims, tuple(refusals), checked)
@@ -171,15 +171,15 @@ def _judged(
     trusted: bool,
     rules: Rules,
 ) -> tuple[tuple[Claim, ...], tuple[Refusal, ...]]:
-    """One peer's claims. What is no part of the cluster's or the services' range is not ours to
-    judge: other subnet routers and exit nodes serve it."""
+    """The claims of a single peer. Prefixes outside the cluster's and the services' range are
+    ignored: other subnet routers and exit nodes serve them."""
     claims, refusals = [], []
     for route in dict.fromkeys(routes):
         with contextlib.suppress(ValueError, OSError):
             parsed = Prefix.parse(route)
             prefix = parsed.shortened(parsed.length)
-            in_cluster = any(one.covers(prefix) for one in rules.cluster)
-            if not in_cluster and not any(one.covers(prefix) for one in rules.service):
+            in_cluster = any(known.covers(prefix) for known in rules.cluster)
+            if not in_cluster and not any(known.covers(prefix) for known in rules.service):
                 continue
             reason, other = _objection(prefix, trusted, rules)
             if reason:
@@ -190,24 +190,24 @@ def _judged(
 
 
 def _objection(prefix: Prefix, trusted: bool, rules: Rules) -> tuple[str, str]:
-    """The reason to refuse it, and what it is in conflict with; or nothing."""
+    """The reason to refuse a claim and what it conflicts with; both empty if it is accepted."""
     if not trusted:
         return UNTAGGED, ""
     for reason, ranges in ((OWN_CIDR, rules.own), (SERVICE_RANGE, rules.service)):
-        for one in ranges:
-            if one.overlaps(prefix):
-                return reason, str(one)
+        for known in ranges:
+            if known.overlaps(prefix):
+                return reason, str(known)
     lengths = rules.lengths[prefix.family]
     if prefix.length not in lengths:
-        return PREFIX_LENGTH, " or ".join(f"/{one}" for one in lengths)
+        return PREFIX_LENGTH, " or ".join(f"/{length}" for length in lengths)
     return "", ""
 
 
 def plan(heard: Heard, rules: Rules, established: Iterable[Prefix] = ()) -> Plan:
     """What follows from all claims. `established` are the prefixes that have a route now.
 
-    All is kept in order: thousands of peers that are walked as they lie in memory, and need not be
-    sorted again, cost a quarter less.
+    Everything is kept in order: walking thousands of peers in the order of memory, without sorting
+    them again, costs a quarter less.
     """
     chosen: dict[Prefix, Claim] = {}
     rivals: dict[Prefix, list[str]] = {}
@@ -225,7 +225,7 @@ def plan(heard: Heard, rules: Rules, established: Iterable[Prefix] = ()) -> Plan
     blocked = _blocked(chosen, refusals, rules) if refusals else frozenset()
     wanted: AbstractSet[Prefix] = chosen.keys()
     if not blocked.isdisjoint(wanted):
-        wanted = dict.fromkeys(one for one in wanted if one not in blocked).keys()
+        wanted = dict.fromkeys(prefix for prefix in wanted if prefix not in blocked).keys()
     alarms = [_rivalry(prefix, peers) for prefix, peers in rivals.items()]
     warnings = [_unchecked(rules)] if rules.tags and not heard.checked else []
     for those in _by_peer(refusals):
@@ -238,12 +238,13 @@ def plan(heard: Heard, rules: Rules, established: Iterable[Prefix] = ()) -> Plan
 def _drop_nested(
     chosen: dict[Prefix, Claim], rules: Rules, established: AbstractSet[Prefix]
 ) -> tuple[Refusal, ...]:
-    """Where nodes' ranges may be of several lengths, take out those that overlap another's."""
+    """If nodes' ranges may have several lengths, remove those that overlap another node's."""
     refusals = []
     kept: dict[Prefix, Claim] = {}
-    around: dict[Prefix, Claim] = {}  # shorter prefixes, and a kept claim inside each
+    around: dict[Prefix, Claim] = {}  # shorter prefixes, each with a kept claim inside it
     in_turn = sorted(
-        chosen.values(), key=lambda one: (one.prefix not in established, not one.primary, one)
+        chosen.values(),
+        key=lambda claim: (claim.prefix not in established, not claim.primary, claim),
     )
     for claim in in_turn:
         prefix = claim.prefix
@@ -252,7 +253,9 @@ def _drop_nested(
             for length in rules.lengths[prefix.family]
             if length < prefix.length
         ]
-        other = around.get(prefix) or next((kept[one] for one in shorter if one in kept), None)
+        other = around.get(prefix) or next(
+            (kept[outer] for outer in shorter if outer in kept), None
+        )
         if other is None or other.peer_id == claim.peer_id:
             kept[prefix] = claim
             around.update(dict.fromkeys(shorter, claim))
@@ -267,13 +270,13 @@ def _drop_nested(
 def _blocked(
     chosen: Mapping[Prefix, Claim], refusals: Sequence[Refusal], rules: Rules
 ) -> frozenset[Prefix]:
-    """Where tailscaled would send packets for a node's pods to a peer whose claim was refused."""
+    """Prefixes for which tailscaled would send a node's packets to a peer that was refused."""
     found: set[Prefix] = set()
     refused: dict[Prefix, set[str]] = {}
-    for one in refusals:
-        refused.setdefault(one.prefix, set()).add(one.peer_id)
-    # The larger ones first, in case there are too many of them.
-    for prefix in sorted(refused, key=lambda one: (one.length, one)):
+    for refusal in refusals:
+        refused.setdefault(refusal.prefix, set()).add(refusal.peer_id)
+    # The larger prefixes first, in case there are too many.
+    for prefix in sorted(refused, key=lambda prefix: (prefix.length, prefix)):
         for length in rules.lengths[prefix.family]:
             node = chosen.get(prefix.shortened(length)) if length < prefix.length else None
             if node is not None and refused[prefix] != {node.peer_id}:
@@ -293,15 +296,15 @@ def _blocked(
 
 
 def _by_peer(refusals: Iterable[Refusal]) -> Iterable[list[Refusal]]:
-    """Those of one peer for one reason together."""
+    """The refusals grouped by peer and reason."""
     found: dict[tuple[str, str], list[Refusal]] = {}
-    for one in refusals:
-        found.setdefault((one.peer_id, one.reason), []).append(one)
+    for refusal in refusals:
+        found.setdefault((refusal.peer_id, refusal.reason), []).append(refusal)
     return found.values()
 
 
 def _few(alarms: list[Alarm]) -> tuple[Alarm, ...]:
-    """Those that hold the node back come first."""
+    """At most MOST_ALARMS, and first those that make the node not ready."""
     alarms.sort(key=lambda alarm: not alarm.holds_back)
     if len(alarms) > MOST_ALARMS:
         more = len(alarms) - MOST_ALARMS
@@ -336,8 +339,8 @@ def _unchecked(rules: Rules) -> Alarm:
 
 
 def _refusal(those: Sequence[Refusal], checked: bool, rules: Rules) -> Alarm:
-    """One alarm for all that a peer is refused for one reason."""
-    first = min(those, key=lambda one: one.prefix not in rules.own)
+    """A single alarm for everything that a peer is refused for the same reason."""
+    first = min(those, key=lambda refusal: refusal.prefix not in rules.own)
     peer, prefix = first.peer, first.prefix
     more = f" and {len(those) - 1} more" if len(those) > 1 else ""
     claim = f"{peer} serves {prefix}{more}"

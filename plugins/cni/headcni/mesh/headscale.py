@@ -1,6 +1,5 @@
-"""Headscale's API, as far as the daemon needs it: the nodes, and the approval of routes. Only where
-the operator gives the daemon an API key is it asked anything.
-"""
+"""The part of Headscale's API that the daemon needs: the nodes, and the approval of routes. It is
+used only if the operator gives the daemon an API key."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from ..errors import IO_FAILURE, CniError
 from ..exchange import Connection, Exchange, Exchanges
 from ..log import Log
 
-OLDEST = "0.26"  # the first with approve_routes
+OLDEST = "0.26"  # the first version with approve_routes
 PROBLEM = "application/problem+json"  # the errors of 0.30
 LARGEST_ANSWER = 32 << 20  # a node is about a KiB
 LARGEST_KEY = 4096
@@ -52,8 +51,8 @@ log = Log("headscale")
 
 
 class HeadscaleError(CniError):
-    """Headscale cannot be asked, or said no. `kind` is one of the words above; `trouble` says that
-    the server is not well, so that asking again later may help."""
+    """Headscale cannot be asked, or refused. `kind` is one of the words above. `trouble` means that
+    the server has a problem, so asking again later may help."""
 
     def __init__(self, kind: str, msg: str, details: str = "", trouble: bool = False) -> None:
         super().__init__(IO_FAILURE, msg, details)
@@ -62,14 +61,14 @@ class HeadscaleError(CniError):
 
 
 class Node(NamedTuple):
-    """A node as Headscale has it. Routes are kept as Headscale writes them: an approval counts
-    only where it is the very prefix that the node advertises."""
+    """A node as Headscale describes it. Routes are kept as Headscale writes them, because an
+    approval counts only for exactly the prefix that the node advertises."""
 
     id: str
     key: str
     name: str
     online: bool
-    approved: Optional[tuple[str, ...]]  # None: a server that knows no approvals of this kind
+    approved: Optional[tuple[str, ...]]  # None: the server has no approvals of this kind
     served: tuple[str, ...]
 
     @property
@@ -78,8 +77,8 @@ class Node(NamedTuple):
 
 
 class Breaker:
-    """Stops asking a server that is not well: after some failures in a row it rests, then lets one
-    question through, and what becomes of that decides. Each rest that did not help doubles."""
+    """Stops asking a server that has problems. After some failures in a row it pauses, then lets a
+    single request through, whose outcome decides. Each pause that did not help is doubled."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Breaker:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """One question; a HeadscaleError at once while the server is given a rest."""
+        """Around a request; raises a HeadscaleError at once while the server is left in peace."""
         self._admit()
         try:
             yield
@@ -112,7 +111,7 @@ class Breaker:
             if problem.trouble:
                 self._failed(str(problem))
             elif problem.kind != STOPPED:
-                self._succeeded()  # it said no: it is there
+                self._succeeded()  # it refused, so it is reachable
             raise
         else:
             self._succeeded()
@@ -155,9 +154,9 @@ class Breaker:
 
 
 class HeadscaleClient:
-    """What the daemon asks of Headscale: the nodes, and an approval. May be used by any thread.
+    """What the daemon asks of Headscale. May be used by any thread.
 
-    No proxy is used and no redirect followed: the key goes to the server that was named.
+    No proxy is used and no redirect followed, so the key goes only to the configured server.
     """
 
     def __init__(
@@ -187,15 +186,15 @@ class HeadscaleClient:
         self._exchanges = Exchanges()
 
     def nodes(self) -> list[Node]:
-        """Every node; the list alone tells which routes are really served."""
+        """All nodes. Only this list says which routes are really served."""
         found = self._read("list", "/api/v1/node").get("nodes")
         if not isinstance(found, list):
             raise self._not_understood("there is no list of nodes in it")
         return [node for node in found if isinstance(node, Node)]
 
     def node(self, number: str) -> Optional[Node]:
-        """One node, without what it serves; None if Headscale says that it has none of that
-        number."""
+        """A single node, without the routes it serves; None if Headscale has no node with that
+        id."""
         try:
             found = self._read("get", f"/api/v1/node/{number}").get("node")
         except HeadscaleError as problem:
@@ -205,13 +204,13 @@ class HeadscaleClient:
         return found if isinstance(found, Node) else None
 
     def approve(self, node: Node, routes: Iterable[str]) -> None:
-        """Have just these approved for the node. Asked once: who cannot know what came of it reads
-        again."""
+        """Approve exactly these routes for the node. Tried once: if the outcome is unknown, the
+        caller reads again."""
         body = json.dumps({"routes": sorted(set(routes))}).encode()
         self._ask("approve", "POST", f"/api/v1/node/{node.id}/approve_routes", body)
 
     def cancel(self) -> None:
-        """End what is in progress, waiting included; what is asked later is asked as ever."""
+        """End what is in progress, including pauses. Later requests are not affected."""
         self._exchanges.end()
 
     def _read(self, operation: str, path: str) -> dict[str, Any]:
@@ -221,7 +220,7 @@ class HeadscaleClient:
                 try:
                     return self._ask(operation, "GET", path)
                 except HeadscaleError as problem:
-                    # A server that is at rest now would not be asked again anyway.
+                    # If the breaker is open now, the next attempt would not be made anyway.
                     resting = self.breaker.state != CLOSED
                     if not problem.trouble or attempt == self._retries or resting:
                         raise
@@ -265,7 +264,7 @@ class HeadscaleClient:
             if 300 <= answer.status < 400:
                 content = f"it sends us to {answer.headers.get('Location', 'nowhere')}".encode()
                 kind = "text/plain"
-            # Ended by us in the middle of an answer without a length, it looks whole.
+            # An answer without a length that we have cut off looks complete.
             if exchange.ended.is_set():
                 raise OSError
             return answer.status, kind, content
@@ -310,7 +309,7 @@ class HeadscaleClient:
                 f"{said} (HTTP {status}); it may have expired: put a new one there "
                 "(headscale apikeys create)",
             )
-        # 0.30 knows the call, and says so of a node that is gone.
+        # 0.30 has the call, and answers this for a node that is gone.
         if status == 404 and method == "POST" and content_type != PROBLEM:
             return too_old(self.url)
         return HeadscaleError(
@@ -330,7 +329,7 @@ class HeadscaleClient:
 
 
 def _may_be_public(host: str) -> bool:
-    """Of a name nobody knows where it leads."""
+    """Whether the address may be a public one. A name counts as public."""
     try:
         return ip_address(host).is_global
     except ValueError:
@@ -338,9 +337,9 @@ def _may_be_public(host: str) -> bool:
 
 
 def read_key(path: str) -> str:
-    """The API key, read anew for each question so that a new one counts at once.
+    """The API key, read again for each request so that a new key counts at once.
 
-    Whoever has it rules the tailnet: a file that others may read, or write, is not used.
+    The key gives full control of the tailnet, so a file that others may read or write is not used.
     """
     how = "give it to root with mode 0600"
     try:
@@ -369,7 +368,7 @@ def read_key(path: str) -> str:
         content = os.read(fd, LARGEST_KEY + 1)
     finally:
         os.close(fd)
-    # Checked here, as http.client would quote a wrong one in its complaint.
+    # Checked here, because http.client would quote a wrong key in its error.
     key = content.decode("ascii", errors="replace").strip()
     if len(content) > LARGEST_KEY or not re.match(r"[!-~]+\Z", key):
         raise HeadscaleError(
@@ -381,8 +380,8 @@ def read_key(path: str) -> str:
 
 
 def _smaller(found: dict[str, Any]) -> Any:
-    """A node, as soon as it is read, becomes the little of it that is used: there may be thousands,
-    and their pre-auth keys are none of our business."""
+    """Keep only the used part of a node as soon as it has been decoded: there may be thousands, and
+    their pre-auth keys are none of our business."""
     if "nodeKey" not in found or "machineKey" not in found:
         return found
     approved = found.get("approvedRoutes")
@@ -397,7 +396,7 @@ def _smaller(found: dict[str, Any]) -> Any:
 
 
 def _message(content_type: str, answer: bytes, key: str) -> str:
-    """What the server says is wrong: Headscale's JSON, problem+json from 0.30 on, or plain text."""
+    """The server's error message: Headscale's JSON, problem+json from 0.30 on, or plain text."""
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
@@ -405,12 +404,12 @@ def _message(content_type: str, answer: bytes, key: str) -> str:
     if isinstance(found, dict):
         words = [found.get(name) for name in ("message", "title", "detail")]
         errors = found.get("errors")
-        for one in errors if isinstance(errors, list) else []:
-            words.append(one.get("message") if isinstance(one, dict) else None)
+        for error in errors if isinstance(errors, list) else []:
+            words.append(error.get("message") if isinstance(error, dict) else None)
         if said := ": ".join(dict.fromkeys(str(word) for word in words if word)):
             return _quoted(said, key)
     if content_type == "text/html":
-        return "a web page"  # a proxy's, and of no help in a log
+        return "a web page"  # from a proxy, and of no help in a log
     return _quoted(_text(answer), key) or "it does not say why"
 
 
@@ -419,7 +418,7 @@ def _text(answer: bytes) -> str:
 
 
 def _quoted(said: str, key: str) -> str:
-    """On one line, not too long, and never with the key, which some proxies send back."""
+    """On a single line, not too long, and never with the key, which some proxies send back."""
     text = said.replace(key, "[the key]")[: 16 * LONGEST_QUOTE]
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "…"

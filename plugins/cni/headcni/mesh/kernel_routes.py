@@ -52,7 +52,7 @@ RULE = struct.Struct("=BBBBBBBBI")
 
 
 class Route(NamedTuple):
-    """A route of our table. Addresses are packed, b"" where there is none; 0 is no MTU."""
+    """A route of our table. Addresses are packed; b"" means none, and an MTU of 0 too."""
 
     dst: Prefix
     link: int
@@ -66,7 +66,7 @@ class Route(NamedTuple):
 
     @property
     def key(self) -> tuple[Prefix, int]:
-        """What the kernel tells routes of one table apart by."""
+        """What identifies a route within a table."""
         return self.dst, self.metric
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Route(NamedTuple):
 
 class Rule(NamedTuple):
     """`to dst lookup table suppress_prefixlength suppress`. Routes with a prefix of at most
-    `suppress` bits are passed over; -1 passes over none."""
+    `suppress` bits are ignored; -1 ignores none."""
 
     priority: int
     dst: Prefix
@@ -95,7 +95,7 @@ class Link(NamedTuple):
 
 
 def tunnel_route(dst: Prefix, link: int, gateway: bytes, source: bytes, mtu: int) -> Route:
-    """A route as the kernel will show it once it has it."""
+    """A route into the tunnel, exactly as the kernel shows it afterwards."""
     four = dst.family == socket.AF_INET
     return Route(
         dst,
@@ -109,7 +109,7 @@ def tunnel_route(dst: Prefix, link: int, gateway: bytes, source: bytes, mtu: int
 
 
 def unreachable_route(dst: Prefix) -> Route:
-    """A route that refuses packets, as the kernel will show it once it has it."""
+    """A route that refuses packets, exactly as the kernel shows it afterwards."""
     four = dst.family == socket.AF_INET
     return Route(
         dst,
@@ -120,7 +120,7 @@ def unreachable_route(dst: Prefix) -> Route:
 
 
 def put_route(route: Route, table: int) -> Request:
-    """In place of one with the same key, if there is one: no packet finds neither."""
+    """Add a route or replace the one with the same key, so that there is always a route."""
     flags = NLM_F_CREATE | NLM_F_REPLACE
     return Request(RTM_NEWROUTE, flags, _route_body(route, table), f"route {route.dst}")
 
@@ -176,7 +176,7 @@ def _rule_body(rule: Rule) -> bytes:
 
 @lru_cache(maxsize=REMEMBERED)
 def read_route(body: bytes) -> Route:
-    """Of a table of thousands, most read as they did the last time."""
+    """Cached, because most routes of a large table are the same as the last time."""
     family, length, _unused, _unused, _unused, protocol, scope, kind, _unused = ROUTE.unpack_from(
         body
     )

@@ -1,4 +1,4 @@
-"""What packets of pods there are on this node, for the firewalls that have to let them through."""
+"""The traffic of pods on this node, for the firewalls that have to let it through."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ def of(
     attachments: Sequence[Attachment],
     udp_port: int,
 ) -> PodTraffic:
-    """`udp_port` is that of a tailscaled in the node's own network namespace. The link to a
-    tailscaled of ours counts in host mode too: while the mode is switched, both have to work."""
+    """`udp_port` is the port of a tailscaled in the node's own network namespace. The link to our
+    own tailscaled is included in host mode too: while the mode is switched, both must work."""
     bridges, pods = {config.network.bridge}, dict.fromkeys(own)
-    for one in attachments:
-        if not one.host_ifname:
+    for attachment in attachments:
+        if not attachment.host_ifname:
             continue
-        if one.config.get("datapath") != "routed":
-            bridges.add(str(one.config.get("bridge") or config.network.bridge))
-        for text in one.state.get("ranges", {}).get("pods", ()):  # a second network, another IPAM
+        if attachment.config.get("datapath") != "routed":
+            bridges.add(str(attachment.config.get("bridge") or config.network.bridge))
+        for text in attachment.state.get("ranges", {}).get(
+            "pods", ()
+        ):  # of a second network or another IPAM
             pods[ip_network(text)] = None
     mesh = config.tailscale.interface
     own_link = mesh if config.tailscale.mode == "daemon" else OWN_LINK
@@ -52,7 +54,7 @@ def of(
         trusted=config.network.pod_cidr.base or (*own, *_routed()),
         meshes=tuple(dict.fromkeys((mesh, own_link))),
         own_link=own_link,
-        tailscaled=tuple(one + 1 for one in node),
+        tailscaled=tuple(address + 1 for address in node),
         node=node,
         answers_for_node=config.tailscale.answer_for_node,
         udp_port=udp_port,
@@ -60,7 +62,7 @@ def of(
 
 
 def now(config: DaemonConfig, attachments: Sequence[Attachment]) -> PodTraffic:
-    """The same, for who has nothing but the configuration."""
+    """The same for callers that only have the configuration."""
     own = tuple(configuration.pod_cidrs(config).cidrs)
     port = 0
     if config.tailscale.mode == "host":
@@ -85,7 +87,7 @@ class TailscaledPort:
 
 
 def tailscaled_port(api: LocalApi) -> int:
-    """The UDP port of the node's own tailscaled; 0 while it does not know. Behind a NAT some of its
+    """The UDP port of the node's own tailscaled; 0 while it is unknown. Behind a NAT some of its
     endpoints have other ports, so only those with an address of the node count."""
     local = {str(address) for listed in seen.addresses().values() for address, _unused in listed}
     ports = []
@@ -97,18 +99,18 @@ def tailscaled_port(api: LocalApi) -> int:
 
 
 def _routed() -> Tuple[Network, ...]:
-    """The ranges of other nodes' pods, by the routes that we have to them."""
+    """The ranges of other nodes' pods, taken from our routes to them."""
     kernel = RouteSocket()
     try:
         found = [ip_network(str(route.dst)) for route in kernel.routes(TABLE)]
     finally:
         kernel.close()
-    return tuple(sorted(found, key=lambda one: (one.version, one.network_address)))
+    return tuple(sorted(found, key=lambda cidr: (cidr.version, cidr.network_address)))
 
 
 def _near_end(link: str) -> Tuple[Address, ...]:
-    """Of each network of the link to our tailscaled the node has the first address, and tailscaled
-    the next; nothing if there is no such link."""
+    """The node's own addresses on the link to our tailscaled, which has the next address of each
+    network. Empty if there is no such link."""
     with Netlink() as kernel:
         index = kernel.index(link)
     listed = seen.addresses().get(index, ()) if index else ()

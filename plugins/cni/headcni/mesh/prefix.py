@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Prefix(NamedTuple):
-    """A network, small and quick to compare: there may be thousands, read every half minute."""
+    """A network, small and quick to compare: thousands may be read every half minute."""
 
     family: int
     address: bytes
@@ -33,7 +33,7 @@ class Prefix(NamedTuple):
         return self.covers(other) or other.covers(self)
 
     def shortened(self, length: int) -> Prefix:
-        """The network of this length that it lies in; of its own length, without host bits."""
+        """The network of this length that contains it. With its own length: without host bits."""
         host_bits = len(self.address) * 8 - length
         number = int.from_bytes(self.address, "big") >> host_bits << host_bits
         return Prefix(self.family, number.to_bytes(len(self.address), "big"), length)
@@ -43,9 +43,9 @@ class Prefix(NamedTuple):
 
 
 def packed(addresses: Iterable[object]) -> dict[int, bytes]:
-    """One address for each family."""
+    """The packed addresses by family. The last one of a family counts."""
     found = {}
     for address in addresses:
-        one = Prefix.parse(str(address))
-        found[one.family] = one.address
+        prefix = Prefix.parse(str(address))
+        found[prefix.family] = prefix.address
     return found

@@ -26,18 +26,18 @@ GROUPS = sum(1 << (group - 1) for group in (1, 5, 7, 8, 9, 11, 19))
 
 
 class Interest(NamedTuple):
-    """Which events matter. Pods' links come and go all day, and are not among them."""
+    """Which events matter. Pods' links come and go all day, and do not matter."""
 
     table: int
     priorities: frozenset[int]
     interface: str
     link: int
     addresses: frozenset[bytes]
-    own_port: int  # what we changed ourselves is no news
+    own_port: int  # of our own socket: our own changes are not news
 
 
 class RouteEvents:
-    """The kernel's announcements of links, addresses, routes and rules."""
+    """A socket that receives these announcements."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(
@@ -55,8 +55,8 @@ class RouteEvents:
         return self._socket.fileno()
 
     def matter(self, interest: Interest) -> bool:
-        """Take all that has come in; True if any of it is of interest. Where events were lost for
-        want of room, one of them may have been."""
+        """Read all events that have arrived. True if any of them matters, or if events were lost
+        because the buffer was full."""
         found = False
         while True:
             try:

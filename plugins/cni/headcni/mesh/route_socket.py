@@ -44,7 +44,7 @@ RECEIVE_BYTES = 4 * 1024 * 1024
 
 
 class RouteSocket(Netlink):
-    """Route netlink in the namespace that the calling thread is in when it begins."""
+    """Route netlink in the network namespace in which it is opened."""
 
     def __init__(self) -> None:
         super().__init__(NETLINK_ROUTE)
@@ -54,10 +54,10 @@ class RouteSocket(Netlink):
         self.port: int = self._socket.getsockname()[0]
 
     def send(self, requests: Sequence[Request]) -> list[KernelError]:
-        """All of them, whatever becomes of some; those that the kernel refused.
+        """Send all requests, even if some fail. Returns those that the kernel refused.
 
-        Only the last of a send is acknowledged, for refusals are told in any case: thousands of
-        acknowledgements would fill the socket's buffer while the kernel is still at work.
+        Only the last request of a send asks for an acknowledgement, because refusals are reported
+        anyway: thousands of acknowledgements would fill the socket's buffer meanwhile.
         """
         failures: list[KernelError] = []
         for part in _sends(requests):
@@ -77,11 +77,11 @@ class RouteSocket(Netlink):
         return failures
 
     def routes(self, table: int) -> list[Route]:
-        """What the table has, of both families."""
+        """The routes of a table, of both families."""
         return [read_route(body) for body in self.table(table)]
 
     def table(self, table: int) -> list[bytes]:
-        """The same, as the kernel spells it: two tables that are spelled alike are alike."""
+        """The same routes as raw messages: two tables with the same messages are the same."""
         found: list[bytes] = []
         for family in (socket.AF_INET, socket.AF_INET6):
             body = ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + u32(RTA_TABLE, table)
@@ -90,7 +90,7 @@ class RouteSocket(Netlink):
         return found
 
     def rules(self) -> list[Rule]:
-        """Those with HeadCNI's mark, of both families."""
+        """The rules with HeadCNI's protocol number, of both families."""
         found = []
         for family in (socket.AF_INET, socket.AF_INET6):
             body = RULE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -109,14 +109,14 @@ class RouteSocket(Netlink):
         return None if answer is None else read_link(answer)
 
     def is_local(self, address: bytes) -> bool:
-        """True if the node has the address itself."""
+        """Whether the address is an address of this node."""
         family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
         body = ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0)
         body += attribute(RTA_DST, address)
         try:
             answer = self.ask(Request(RTM_GETROUTE, 0, body, "look up an address"))
         except KernelError:
-            return False  # no route to it at all
+            return False  # there is no route to it
         return answer is not None and answer[7] == RTN_LOCAL
 
 

@@ -1,18 +1,19 @@
-"""Routes to the other nodes' pods: wanted as data, compared with the kernel, put right in one send.
+"""Keeping the routes to other nodes' pods: computed as data, compared with the kernel, and repaired
+with a single send.
 
-They live in a table of our own, which only packets for the cluster's pods are looked up in, before
-Tailscale's own table is. What tailscaled says of its peers decides which there are:
+They are in a table of our own. Only packets for the cluster's pods are looked up in it, before they
+are looked up in Tailscale's own table. Which routes there are follows from tailscaled's peers:
 
-- A peer's route goes when the peer is no longer in the tailnet, its key has expired, or it no
-  longer serves the CIDR. A peer that is merely offline keeps it.
-- `claims` says which peers may serve what. What is refused gets no route; where tailscaled would
-  send a node's packets to the peer that was refused, the packets are made unreachable.
-- While tailscaled is away or not running, it knows nothing of its peers: the routes stay.
-- The node's own CIDR is never routed into the tunnel, neither by us nor, if a peer claims it, by
-  tailscaled: a rule of ours sends it to the main table before any other is asked.
-- In host mode, the networks that the node itself is in stay its own, whatever a peer advertises: a
-  rule of ours asks the main table, but for its default routes, before Tailscale's. It is there
-  before tailscaled is told to accept routes (docs/decisions/0014).
+- A peer's route is deleted when the peer has left the tailnet, its key has expired, or it no longer
+  serves the CIDR. A peer that is only offline keeps its route.
+- `claims` decides which peers may serve what. A refused claim gets no route. If tailscaled would
+  send packets for a node's pods to the refused peer, an unreachable route stops them.
+- While tailscaled is away or not running, it knows nothing about its peers, so the routes stay.
+- The node's own CIDR is never routed into the tunnel, neither by us nor by tailscaled if a peer
+  claims it: a rule sends its packets to the main table first.
+- In host mode, networks that the node is directly in stay its own whatever a peer advertises: a
+  rule looks in the main table, without its default routes, before Tailscale's. It is there before
+  tailscaled is told to accept routes (docs/decisions/0014).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ TOGETHER_SECONDS = 0.02
 STOP_SECONDS = 5.0
 
 Entry = Union[Route, Rule]
-# What on the bus may change a route, or the approval of our own.
+# Fields of a note that may change a route, or our own approval.
 _TELLING = frozenset({"State", "Prefs", "SelfChange", "PeersChanged", "PeersRemoved", "NetMap"})
 
 log = Log("routes")
@@ -68,7 +69,7 @@ log = Log("routes")
 
 @dataclass(frozen=True)
 class Report:
-    """What a pass found and did. `repaired` had been there, and was gone or different."""
+    """What a pass found and did. `repaired` entries had existed, and were gone or different."""
 
     added: tuple[Entry, ...] = ()
     removed: tuple[Entry, ...] = ()
@@ -84,8 +85,8 @@ class Report:
 
 
 class _View(NamedTuple):
-    """All of the kernel that a pass goes by. One that is as the last pass left it needs no second
-    look, which at thousands of peers is most of the work."""
+    """Everything in the kernel that a pass depends on. If it is as the last pass left it, there is
+    nothing to compare, which with thousands of peers is most of the work."""
 
     table: int
     rules: frozenset[Rule]
@@ -97,10 +98,10 @@ _ALL_THERE = Condition("routes", True, "")
 
 
 class RouteReconciler:
-    """Keeps the kernel's routes as tailscaled's peers say they should be.
+    """Keeps the kernel's routes as they should be according to tailscaled's peers.
 
-    Made and started in the node's network namespace: its sockets stay in that one. Stopping leaves
-    all routes in place, and whoever starts next takes them over as they are.
+    Create and start it in the node's network namespace, because its sockets stay there. Stopping it
+    leaves all routes in place, and the next start takes them over as they are.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class RouteReconciler:
         interval: float = INTERVAL_SECONDS,
         on_report: Optional[Callable[[Report], None]] = None,
     ) -> None:
-        """With `prefs`, tailscaled is also kept advertising our CIDRs and accepting others'."""
+        """With `prefs`, tailscaled also keeps advertising our CIDRs and accepting others."""
         self.mesh = mesh
         self._api = api
         self._prefs = prefs
@@ -121,7 +122,7 @@ class RouteReconciler:
         self._lock = threading.Lock()
         self._rules = mesh.claim_rules()
         self._gateways, self._sources = packed(mesh.gateways), packed(mesh.sources)
-        self._peers: Optional[Heard] = None  # None: not heard of any yet
+        self._peers: Optional[Heard] = None  # None: tailscaled has not named them yet
         self._plan = Plan()
         self._heard: tuple[Condition, ...] = ()
         self._settled: set[object] = set()
@@ -138,8 +139,8 @@ class RouteReconciler:
         self._bus_problem = ""
 
     def reconcile(self, ask: bool = True) -> Report:
-        """One pass. Without `ask`, by what tailscaled said last. Never raises what a later pass may
-        find mended: it is in the conditions."""
+        """One pass. Without `ask` it uses what tailscaled said last. Problems that a later pass may
+        solve are not raised, but reported as conditions."""
         with self._lock:
             if ask:
                 self._hear()
@@ -149,7 +150,7 @@ class RouteReconciler:
                 return self._report(conditions=(Condition("routes", False, str(problem)),))
 
     def remove_all(self) -> Report:
-        """For the uninstall: nothing of ours is left in the kernel."""
+        """For the uninstall: delete all our routes and rules."""
         with self._lock:
             rules = [rule for rule in self._kernel.rules() if self._is_ours(rule)]
             routes = [r for r in self._kernel.routes(self.mesh.table) if _is_marked(r)]
@@ -189,7 +190,7 @@ class RouteReconciler:
         return self._loop.is_alive() and self._listener is not None and self._listener.is_alive()
 
     def _hear(self) -> None:
-        """Ask tailscaled about its peers, and about how it stands with us."""
+        """Ask tailscaled about its peers, our approval, and its prefs."""
         began = time.monotonic()
         self._stale = False
         try:
@@ -201,7 +202,7 @@ class RouteReconciler:
             peers = hear(status, self._rules, self._peers.claims if self._peers else {})
             if peers != self._peers:
                 self._peers, self._calm = peers, None
-            missing = [str(one) for one in self.mesh.own_cidrs if str(one) not in status.served]
+            missing = [str(cidr) for cidr in self.mesh.own_cidrs if str(cidr) not in status.served]
             self._heard = (
                 Condition("tailscale", True, f"{len(status.peers)} peers"),
                 Condition(
@@ -216,13 +217,13 @@ class RouteReconciler:
             self._heard = (Condition("tailscale", False, str(problem)),)
         finally:
             self._asked_at = time.monotonic()
-            # Thousands of peers take a while to read: then at most a tenth of the time goes there.
+            # Reading thousands of peers takes a while: spend at most a tenth of the time on it.
             self._ask_again_at = self._asked_at + min(10 * (self._asked_at - began), 5.0)
 
     def _tell_prefs(self, prefs: NodePrefs) -> Condition:
         try:
             if self.mesh.own_networks_first:
-                put_own_networks_first(self._kernel)  # before the first route is accepted
+                put_own_networks_first(self._kernel)  # before tailscaled accepts the first route
             changed = prefs.ensure(self.mesh.own_cidrs)
         except (CniError, OSError) as problem:
             return Condition("prefs", False, str(problem))
@@ -233,8 +234,8 @@ class RouteReconciler:
         table = kernel.table(mesh.table)
         have_rules = set(kernel.rules())
         link, conditions = self._look_at_link()
-        # Before the first pod there is no gateway address, and the kernel would refuse it.
-        sources = {f: one for f, one in self._sources.items() if kernel.is_local(one)}
+        # Before the first pod the gateway address does not exist, and the kernel would refuse it.
+        sources = {f: source for f, source in self._sources.items() if kernel.is_local(source)}
         view = _View(hash(tuple(table)), frozenset(have_rules), link, tuple(sources.items()))
         if self._calm == view:
             return self._report(conditions=(*conditions, _ALL_THERE))
@@ -285,7 +286,7 @@ class RouteReconciler:
         repaired: tuple[Entry, ...] = (),
         conditions: tuple[Condition, ...],
     ) -> Report:
-        """With what tailscaled said, and what the claims of its peers are like."""
+        """A report that includes what tailscaled said and what follows from its peers' claims."""
         return Report(
             added,
             removed,
@@ -297,7 +298,7 @@ class RouteReconciler:
         )
 
     def _planned(self, have: Iterable[Route]) -> Plan:
-        """Until tailscaled has told us of its peers, what is there is what should be."""
+        """The plan. Until tailscaled has named its peers, what exists is what should exist."""
         rules = self._rules
         if self._peers is not None:
             return plan(self._peers, rules, (route.dst for route in have if _is_tunnel(route)))
@@ -305,7 +306,7 @@ class RouteReconciler:
             route
             for route in have
             if _is_marked(route)
-            and any(one.covers(route.dst) for one in rules.cluster)
+            and any(pods.covers(route.dst) for pods in rules.cluster)
             and not any(mine.overlaps(route.dst) for mine in rules.own)
         ]
         wanted = {route.dst for route in sound if _is_tunnel(route)}
@@ -378,14 +379,14 @@ class RouteReconciler:
     def _pass(self) -> Report:
         try:
             return self.reconcile(ask=self._should_ask())
-        except Exception as bug:  # the next pass may well succeed, and without passes nothing does
+        except Exception as bug:  # the next pass may succeed
             return Report(conditions=(Condition("routes", False, f"a bug in HeadCNI: {bug!r}"),))
 
     def _should_ask(self) -> bool:
         now = time.monotonic()
         old = self._bus_problem or now - self._asked_at > STALE_SECONDS
-        # What went wrong on our side of the socket is no news to the bus.
-        failed = any(not one.ok for one in self._heard if one.name != "approved")
+        # The bus does not announce what failed on our side of the socket.
+        failed = any(not told.ok for told in self._heard if told.name != "approved")
         return bool(self._stale or old or failed) and now >= self._ask_again_at
 
     def _interest(self) -> Interest:

@@ -95,30 +95,32 @@ class PodNetworks:
 
     def compare(self, pods: Mapping[str, Pod], uids: Optional[frozenset[str]] = None) -> PassReport:
         """Compare these of the pods, or all, with the networks in the store."""
-        attachments = [one for one in self._store().attachments() if _is_a_pods(one)]
+        attachments = [
+            attachment for attachment in self._store().attachments() if _is_a_pods(attachment)
+        ]
         by_uid = {uid: pod for pod in pods.values() for uid in pod.runs_as}
         by_name = {(pod.namespace, pod.name): pod for pod in pods.values()}
         networks: dict[str, list[Attachment]] = {}
         newest: dict[tuple[str, str, str], Attachment] = {}
         owned = []
-        for one in attachments:  # the oldest first
-            pod = by_uid.get(one.pod.uid)
-            if pod is None and not one.pod.uid:
-                pod = by_name.get((one.pod.namespace, one.pod.name))
-            owned.append((one, pod))
+        for attachment in attachments:  # the oldest first
+            pod = by_uid.get(attachment.pod.uid)
+            if pod is None and not attachment.pod.uid:
+                pod = by_name.get((attachment.pod.namespace, attachment.pod.name))
+            owned.append((attachment, pod))
             if pod is not None:
-                networks.setdefault(pod.uid, []).append(one)
-                newest[pod.uid, one.owner.network, one.owner.ifname] = one
+                networks.setdefault(pod.uid, []).append(attachment)
+                newest[pod.uid, attachment.owner.network, attachment.owner.ifname] = attachment
         orphans = []
-        for one, pod in owned:
-            if uids is not None and one.pod.uid not in uids:
+        for item, pod in owned:
+            if uids is not None and item.pod.uid not in uids:
                 continue
             if pod is None or pod.ended:
-                orphans.append((one, False))
-            elif newest[pod.uid, one.owner.network, one.owner.ifname] is not one:
-                orphans.append((one, True))
+                orphans.append((item, False))
+            elif newest[pod.uid, item.owner.network, item.owner.ifname] is not item:
+                orphans.append((item, True))
             else:
-                self._absent.pop(one.owner, None)
+                self._absent.pop(item.owner, None)
         if uids is None:
             self._forget(pods, attachments)
         released = self._collect(orphans)
@@ -132,7 +134,7 @@ class PodNetworks:
 
     def _forget(self, pods: Mapping[str, Pod], attachments: list[Attachment]) -> None:
         """What was noted of what is no more."""
-        owners = {one.owner for one in attachments}
+        owners = {attachment.owner for attachment in attachments}
         self._absent = {o: since for o, since in self._absent.items() if o in owners}
         for noted in (self._suspect, self._told):
             for uid in set(noted) - set(pods):
@@ -144,24 +146,26 @@ class PodNetworks:
         now, released = time.monotonic(), 0
         at_work: Optional[frozenset[int]] = None
         looked = False
-        for one, replaced in orphans:
-            since = self._absent.setdefault(one.owner, now)
-            left = max(since + self._grace - now, one.created + self._grace - time.time())
+        for orphan, replaced in orphans:
+            since = self._absent.setdefault(orphan.owner, now)
+            left = max(since + self._grace - now, orphan.created + self._grace - time.time())
             if left > 0:
-                self._look_again(one.pod.uid, min(left, self._grace) + 0.1)
+                self._look_again(orphan.pod.uid, min(left, self._grace) + 0.1)
                 continue
-            if not looked and os.path.exists(one.netns):
+            if not looked and os.path.exists(orphan.netns):
                 looked, at_work = True, repair.namespaces_at_work()
-            if not repair.is_dead(one.netns, at_work) or not (replaced or self._is_gone(one.pod)):
+            if not repair.is_dead(orphan.netns, at_work) or not (
+                replaced or self._is_gone(orphan.pod)
+            ):
                 continue
             try:
-                self._undo(one)
+                self._undo(orphan)
             except CniError as problem:
-                log.warn("a leaked network cannot be released", pod=one.pod, problem=problem)
+                log.warn("a leaked network cannot be released", pod=orphan.pod, problem=problem)
                 continue
-            self._absent.pop(one.owner, None)
+            self._absent.pop(orphan.owner, None)
             why = "its sandbox was replaced" if replaced else "its pod and its sandbox are gone"
-            self._say(LEAKED, one, one.pod, f"{why}: released")
+            self._say(LEAKED, orphan, orphan.pod, f"{why}: released")
             released += 1
         return released
 
@@ -187,14 +191,16 @@ class PodNetworks:
             host = repair.look(node.kernel)
             for pod in running:
                 alive = [
-                    one for one in networks.get(pod.uid, ()) if not repair.is_dead(one.netns, None)
+                    network
+                    for network in networks.get(pod.uid, ())
+                    if not repair.is_dead(network.netns, None)
                 ]
                 if not alive and not self._is_ours(pod):
                     continue
                 found = [
-                    (one, differing)
-                    for one in alive
-                    if (differing := self._differences(node, host, one))
+                    (item, differing)
+                    for item in alive
+                    if (differing := self._differences(node, host, item))
                 ]
                 if alive and not found:
                     self._suspect.pop(pod.uid, None)
@@ -206,14 +212,16 @@ class PodNetworks:
                     known = networks.get(pod.uid)
                     self._complain(pod, known[-1] if known else None, _DEAD if known else _UNKNOWN)
                 else:
-                    for one, differing in found:
-                        done = self._mend(node, pod, one, differing)
+                    for found_item, differing in found:
+                        done = self._mend(node, pod, found_item, differing)
                         repaired += done == REPAIRED
                         missing += done == MISSING
         return repaired, missing
 
-    def _differences(self, node: verbs.Node, host: repair.Host, one: Attachment) -> list[str]:
-        return repair.differences(node, host, repair.network_of(one), one)
+    def _differences(
+        self, node: verbs.Node, host: repair.Host, attachment: Attachment
+    ) -> list[str]:
+        return repair.differences(node, host, repair.network_of(attachment), attachment)
 
     def _has_lasted(self, uid: str, seconds: float) -> bool:
         now = time.monotonic()

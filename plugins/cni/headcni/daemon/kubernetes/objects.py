@@ -138,7 +138,7 @@ def read_pod(found: Any) -> Pod:
             node=spec.get("nodeName") or "",
             phase=status.get("phase") or "",
             host_network=bool(spec.get("hostNetwork")),
-            ips=tuple(str(one["ip"]) for one in ips if one.get("ip")),
+            ips=tuple(str(ip["ip"]) for ip in ips if ip.get("ip")),
             terminating=bool(meta.get("deletionTimestamp")),
         )
     except (KeyError, TypeError, AttributeError) as problem:

@@ -69,7 +69,7 @@ def heap(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> bytes
             if ours:
                 tracemalloc.stop()
     found = [
-        Sample(tuple(_line(one) for one in reversed(group.traceback)), (group.count, group.size))
+        Sample(tuple(_line(item) for item in reversed(group.traceback)), (group.count, group.size))
         for group in taken.statistics("traceback")
         if group.traceback[-1].filename not in (tracemalloc.__file__, __file__)
     ]
@@ -81,7 +81,7 @@ def threads() -> str:
     """Every thread's name and stack, as text."""
     frames = sys._current_frames()
     shown = []
-    for thread in sorted(threading.enumerate(), key=lambda one: one.name):
+    for thread in sorted(threading.enumerate(), key=lambda item: item.name):
         frame = frames.get(thread.ident or 0)
         kind = " (daemon)" if thread.daemon else ""
         stack = "".join(traceback.format_stack(frame)) if frame else "  not running\n"
@@ -128,7 +128,7 @@ def _watch(seconds: float, cancelled: Callable[[], bool]) -> List[Sample]:
         time.sleep(min(PERIOD, end - now))
         now = time.monotonic()
         passed, last = int((now - last) * 1e9), now
-        known = {one.ident: one for one in threading.enumerate()}
+        known = {item.ident: item for item in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             thread = known.get(ident)
             if ident == own or thread is None or thread.native_id is None:

@@ -14,19 +14,20 @@ from .settings import from_daemon, from_json
 
 
 def tell_firewalls(path: str) -> None:
-    """tailscaled has to get out before the daemon has been started for the first time."""
+    """Tell other firewalls about the namespace now: tailscaled needs its way out before the daemon
+    has been started for the first time."""
     from ...datapath.host_firewall import Cooperation
     from .. import pod_traffic
 
     config = configuration.load(path, missing_ok=True)
     if config.network.firewall != "auto":
         return
-    for one in Cooperation(manage=True).ensure(pod_traffic.now(config, ())):
-        print(f'msg="{one.in_words()}"', file=sys.stderr)
+    for firewall in Cooperation(manage=True).ensure(pod_traffic.now(config, ())):
+        print(f'msg="{firewall.in_words()}"', file=sys.stderr)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """0: it is right, or was made so. 1: `check` found differences, on stdout. 2: it failed."""
+    """Exit codes: 0 it is or was made right, 1 `check` found differences, 2 it failed."""
     parser = argparse.ArgumentParser(
         prog="headcni.mesh.namespace",
         description="The network namespace of daemon mode.",
@@ -42,8 +43,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             mesh.remove()
         elif given.verb == "ensure":
             repaired = mesh.ensure()
-            for one in repaired:
-                print(f'msg="repaired" difference="{one}"', file=sys.stderr)
+            for difference in repaired:
+                print(f'msg="repaired" difference="{difference}"', file=sys.stderr)
             if repaired and not given.mesh:
                 tell_firewalls(given.config)
         else:

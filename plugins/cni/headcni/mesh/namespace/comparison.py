@@ -16,18 +16,18 @@ from ...datapath.rtnl import IFF_UP, RT_TABLE_MAIN, RTPROT_HEADCNI
 from ...model import Address
 from .plan import ANYWHERE, PRIORITIES, TAILSCALED_MASK, Cable, Rule
 
-TABLE = "headcni_mesh"  # of nft, one on the host and one inside
+TABLE = "headcni_mesh"  # of nft; there is one on the host and one inside
 
 
 class Comparison:
-    """Compares, and if asked to, repairs: CHECK and `ensure` are one walk."""
+    """Records differences, and repairs them if asked to: `check` and `ensure` share their code."""
 
     def __init__(self, repairing: bool) -> None:
         self.repairing = repairing
         self.found: list[str] = []
 
     def __call__(self, right: bool, difference: str, repair: Callable[[], object]) -> bool:
-        """Whether it is right now."""
+        """Returns whether it is right now."""
         if right:
             return True
         self.found.append(difference)
@@ -55,18 +55,18 @@ def see_link(
         lambda: kernel.link("set", index=index, mtu=cable.mtu),
     )
     have, want = addresses_of(kernel, index), cable.prefixed(end)
-    for one in sorted(want - have):
-        # Not probed for: nobody else is on the link.
+    for address in sorted(want - have):
+        # Without duplicate address detection: nobody else is on the link.
         see(
             False,
-            f"{where}{name} has no address {one}",
-            partial(kernel.addr, "add", index=index, address=one, flags=0x02),
+            f"{where}{name} has no address {address}",
+            partial(kernel.addr, "add", index=index, address=address, flags=0x02),
         )
-    for one in sorted(have - want):
+    for address in sorted(have - want):
         see(
             False,
-            f"{where}{name} has the address {one}, which is not of the link",
-            partial(kernel.addr, "del", index=index, address=one),
+            f"{where}{name} has the address {address}, which is not of the link",
+            partial(kernel.addr, "del", index=index, address=address),
         )
     see(
         bool(link["flags"] & IFF_UP),
@@ -109,7 +109,7 @@ def see_routes(
     for route in wanted:
         full = {**route, "oif": index}
         see(
-            any(full.items() <= one.items() for one in have),
+            any(full.items() <= route.items() for route in have),
             f"{where}no route {route['dst']} via {route['gateway']}",
             partial(replace, route),
         )
@@ -161,23 +161,23 @@ def change_rule(kernel: Any, verb: str, rule: Rule) -> None:
 def our_rules(kernel: Any) -> list[Rule]:
     found = []
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
-        for one in kernel.get_rules(family=family):
-            if one.get("FRA_PROTOCOL") != RTPROT_HEADCNI:
+        for rule in kernel.get_rules(family=family):
+            if rule.get("FRA_PROTOCOL") != RTPROT_HEADCNI:
                 continue
-            if one.get("FRA_PRIORITY") not in PRIORITIES:
+            if rule.get("FRA_PRIORITY") not in PRIORITIES:
                 continue
             ends = {
-                key: f"{one.get(attribute)}/{one[f'{key}_len']}" if one.get(attribute) else ""
+                key: f"{rule.get(attribute)}/{rule[f'{key}_len']}" if rule.get(attribute) else ""
                 for key, attribute in (("src", "FRA_SRC"), ("dst", "FRA_DST"))
             }
             found.append(
                 Rule(
                     version,
-                    one.get("FRA_PRIORITY"),
-                    one.get("FRA_TABLE") or 0,
-                    one.get("FRA_IIFNAME") or "",
-                    mark=one.get("FRA_FWMARK") or 0,
-                    goto=one.get("FRA_GOTO") or 0,
+                    rule.get("FRA_PRIORITY"),
+                    rule.get("FRA_TABLE") or 0,
+                    rule.get("FRA_IIFNAME") or "",
+                    mark=rule.get("FRA_FWMARK") or 0,
+                    goto=rule.get("FRA_GOTO") or 0,
                     **ends,
                 )
             )
@@ -185,8 +185,8 @@ def our_rules(kernel: Any) -> list[Rule]:
 
 
 def see_table(see: Comparison, where: str, chains: Mapping[str, Sequence[str]]) -> None:
-    """Replaced whole, in one transaction, if its digest or its rules are not right. Each rule has a
-    comment, by which another one in its place is noticed."""
+    """Replace the whole table in one transaction if its digest or its rules differ. Each rule has a
+    comment, which shows when a rule was replaced by another."""
     body, expected = "", []
     for name, (hook, *rules) in chains.items():
         lines = [f'{rule} comment "rule {at}"' for at, rule in enumerate(rules, 1)]
@@ -214,12 +214,12 @@ def see_table(see: Comparison, where: str, chains: Mapping[str, Sequence[str]]) 
 
 
 def link_named(kernel: Any, name: str) -> Any:
-    return next((one for one in kernel.get_links() if one.get("IFLA_IFNAME") == name), None)
+    return next((link for link in kernel.get_links() if link.get("IFLA_IFNAME") == name), None)
 
 
 def name_of(kernel: Any, index: Optional[int]) -> str:
     links = kernel.get_links(index) if index else ()
-    return next((one.get("IFLA_IFNAME") for one in links), "")
+    return next((link.get("IFLA_IFNAME") for link in links), "")
 
 
 def kind_of(link: Any) -> Optional[str]:
@@ -229,23 +229,23 @@ def kind_of(link: Any) -> Optional[str]:
 
 
 def addresses_of(kernel: Any, index: int) -> set[str]:
-    """Of global scope, with their prefix lengths."""
+    """The addresses of global scope, with their prefix lengths."""
     if not index:
         return set()
     return {
-        f"{one.get('IFA_LOCAL') or one.get('IFA_ADDRESS')}/{one['prefixlen']}"
-        for one in kernel.get_addr(index=index)
-        if one["scope"] == 0
+        f"{found.get('IFA_LOCAL') or found.get('IFA_ADDRESS')}/{found['prefixlen']}"
+        for found in kernel.get_addr(index=index)
+        if found["scope"] == 0
     }
 
 
 def _routes(kernel: Any, family: int, table: int) -> Iterator[dict[str, Any]]:
-    for one in kernel.get_routes(family=family, table=table):
-        metrics = one.get("RTA_METRICS")
+    for route in kernel.get_routes(family=family, table=table):
+        metrics = route.get("RTA_METRICS")
         yield {
-            "dst": f"{one.get('RTA_DST') or ANYWHERE[family]}/{one['dst_len']}",
-            "gateway": one.get("RTA_GATEWAY"),
-            "oif": one.get("RTA_OIF"),
-            "prefsrc": one.get("RTA_PREFSRC"),
+            "dst": f"{route.get('RTA_DST') or ANYWHERE[family]}/{route['dst_len']}",
+            "gateway": route.get("RTA_GATEWAY"),
+            "oif": route.get("RTA_OIF"),
+            "prefsrc": route.get("RTA_PREFSRC"),
             "mtu": metrics.get("RTAX_MTU") if metrics else None,
         }

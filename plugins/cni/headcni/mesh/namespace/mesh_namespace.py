@@ -1,4 +1,4 @@
-"""The network namespace of daemon mode, in which a tailscaled of HeadCNI's own lives.
+"""The network namespace of daemon mode, in which HeadCNI's own tailscaled runs.
 
     python3 -m headcni.mesh.namespace ensure|check|remove
 
@@ -6,13 +6,13 @@
     pods, node ── headcni01 ═════ veth ═════ eth0 ── tailscale0 ── tailnet
     underlay ◀── masquerade; UDP port ──▶ tailscaled
 
-What the route manager needs of it: peers' pod CIDRs go into its own table `via gateways[version]
-dev interface`. The rest is done here: the tailnet's own ranges have table 5201, and the rules
-around it (plan.py) keep whatever a tailscaled of the host's accepts, an exit node too, from
-taking the namespace's packets. All of the rules have protocol 72 and one of PRIORITIES.
+Routes to peers' pod CIDRs are kept by mesh/routes.py in its own table, `via gateways[version] dev
+interface`. Everything else is done here: the tailnet's own ranges have table 5201, and the rules
+around it (plan.py) prevent a tailscaled of the host from taking the namespace's packets, whatever
+it accepts, even an exit node. All of the rules have protocol 72 and one of PRIORITIES.
 
-When `ensure` says that it made the namespace, whatever ran in the old one still does: restart
-headcni-tailscaled.service.
+If `ensure` reports that it made the namespace, processes of the old namespace still run there:
+restart headcni-tailscaled.service.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from .plan import INSIDE, ROUTES_TABLE, Cable, endpoint
 from .settings import MeshConfig
 
 NETNS_DIR = "/run/netns"
-RESOLV_DIR = "/etc/netns"  # where `ip netns exec` takes a namespace's resolv.conf from
+RESOLV_DIR = "/etc/netns"  # where `ip netns exec` finds a namespace's resolv.conf
 
 
 class MeshNamespace:
-    """The namespace, the cable to it, and what the host and it need to pass packets on."""
+    """The namespace, the cable to it, and what both sides need to forward packets."""
 
     def __init__(self, config: MeshConfig = MeshConfig()) -> None:  # noqa: B008 – it is frozen
         self.config = config
@@ -69,7 +69,7 @@ class MeshNamespace:
 
     @property
     def gateways(self) -> dict[int, Address]:
-        """Where routes into the mesh lead, by IP version; the link must be there."""
+        """The next hops of routes into the mesh, by IP version. The link must exist."""
         with _kernel_errors(), IPRoute() as kernel:
             return chosen_cable(self.config, kernel).inside
 
@@ -78,7 +78,7 @@ class MeshNamespace:
         return named_netns.is_there(self.path)
 
     def ensure(self) -> list[str]:
-        """Make it right. Says what was not; nothing is touched that was."""
+        """Repair what differs, and return the differences. What is right is not touched."""
         with self._alone():
             return self._walk(Comparison(repairing=True))
 
@@ -88,7 +88,7 @@ class MeshNamespace:
             return self._walk(Comparison(repairing=False))
 
     def remove(self) -> None:
-        """Leave nothing, whatever part of it is there. Forwarding stays on: pods need it."""
+        """Remove everything that exists of it. Forwarding stays on, because pods need it."""
         with self._alone():
             if named_netns.is_there(self.path):
                 self._refuse_if_in_use()
@@ -110,8 +110,6 @@ class MeshNamespace:
         with suppress(OSError):
             os.rmdir(self.config.run_dir)
 
-    # The walk, from the outside in.
-
     def _walk(self, see: Comparison) -> list[str]:
         with IPRoute() as kernel:
             cable = chosen_cable(self.config, kernel)
@@ -128,7 +126,7 @@ class MeshNamespace:
                 with netns.entered(fd), IPRoute() as inside:
                     self._see_inside(see, inside, cable)
         self._see_file(see, self._resolv_conf, resolv_conf(self.config))
-        endpoints = ",".join(endpoint(one, self.config.port) for one in cable.underlay[:3])
+        endpoints = ",".join(endpoint(address, self.config.port) for address in cable.underlay[:3])
         self._see_file(
             see,
             self._environment,
@@ -137,7 +135,8 @@ class MeshNamespace:
         return see.found
 
     def _connected(self, see: Comparison, kernel: Any, cable: Cable, fd: int) -> bool:
-        """One pair, one end here and the other there; a pair with an end elsewhere is made anew."""
+        """A veth pair with one end here and the other inside. A pair that leads elsewhere is
+        replaced."""
         ours = link_named(kernel, self.interface)
         if ours is not None and kind_of(ours) != "veth":
             raise CniError(
@@ -171,14 +170,14 @@ class MeshNamespace:
         try:
             kernel.link("del", index=link["index"])
         except NetlinkError as problem:
-            if problem.code != errno.ENODEV:  # it went with the namespace of a moment ago
+            if problem.code != errno.ENODEV:  # it disappeared with its namespace a moment ago
                 raise
 
     def _see_host(self, see: Comparison, kernel: Any, cable: Cable) -> None:
         self._keep_router_advertisements(see, kernel)
         see.sysctl("net/ipv4/ip_forward", "1")
         see.sysctl("net/ipv6/conf/all/forwarding", "1")
-        # Set before the link has an address: nothing of ours is learnt from a neighbour there.
+        # Set before the link has an address, so that nothing is learnt from a neighbour there.
         see.sysctl(f"net/ipv6/conf/{self.interface}/accept_ra", "0")
         see.sysctl(f"net/ipv4/conf/{self.interface}/rp_filter", "2")
         index = see_link(see, kernel, "", self.interface, cable, cable.host)
@@ -188,7 +187,7 @@ class MeshNamespace:
         see_rules(see, kernel, "", plan.host_rules(self.config, cable))
 
     def _keep_router_advertisements(self, see: Comparison, kernel: Any) -> None:
-        """A node that forwards forgets its default router, unless accept_ra is 2."""
+        """A node that forwards loses its default router unless accept_ra is 2."""
         if netns.read_sysctl("net/ipv6/conf/all/forwarding") != "0":
             return
         for route in kernel.get_routes(family=socket.AF_INET6, table=RT_TABLE_MAIN):
@@ -201,7 +200,7 @@ class MeshNamespace:
         where = f"in {self.config.namespace}: "
         see.sysctl("net/ipv4/ip_forward", "1", where)
         see.sysctl("net/ipv6/conf/all/forwarding", "1", where)
-        # Pods' packets come in by one link and their answers by another rule's table.
+        # The answers to pods' packets take another way than the packets.
         see.sysctl("net/ipv4/conf/all/rp_filter", "2", where)
         see.sysctl(f"net/ipv6/conf/{INSIDE}/accept_ra", "0", where)
         lo = link_named(kernel, "lo")
@@ -211,7 +210,7 @@ class MeshNamespace:
             lambda: kernel.link("set", index=lo["index"], state="up"),
         )
         index = see_link(see, kernel, where, INSIDE, cable, cable.inside)
-        # Before the routes: a packet must not get through before its address is looked after.
+        # Before the routes: no packet may pass before its address is translated.
         see_table(see, where, plan.inside_chains(self.config, cable))
         see_routes(see, kernel, where, index, plan.inside_routes(cable), RT_TABLE_MAIN)
         see_rules(see, kernel, where, plan.inside_rules(self.config, cable))
@@ -251,7 +250,8 @@ class MeshNamespace:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """The unit and the daemon may come at the same moment."""
+        """The unit and the daemon may come at the same moment, so only one of them works at a
+        time."""
         os.makedirs(self.config.run_dir, mode=0o755, exist_ok=True)
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -40,7 +40,7 @@ def _add(path: str) -> None:
     except OSError as problem:
         if problem.errno != errno.EINVAL:
             raise
-        _mount(folder, folder, _MS_BIND | _MS_REC)  # it was no mount point
+        _mount(folder, folder, _MS_BIND | _MS_REC)  # it was not a mount point
         _mount("", folder, _MS_SHARED | _MS_REC)
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -61,8 +61,8 @@ def _take_away(path: str) -> None:
 
 
 def _where_the_host_mounts(work: Callable[[str], None], path: str) -> None:
-    """In a thread that ends with it, in pid 1's mount namespace: what a hardened service mounts in
-    its own, the host never sees."""
+    """Work in the mount namespace of pid 1, in a thread of its own: the host does not see what a
+    hardened service mounts in its own mount namespace."""
     failed: list[BaseException] = []
 
     def begin() -> None:
@@ -84,7 +84,8 @@ def _where_the_host_mounts(work: Callable[[str], None], path: str) -> None:
 
 
 def _mounts_are_a_copy() -> bool:
-    """As systemd makes them for a service: they follow the host's, and are not followed."""
+    """Whether this is a service's own mount namespace, which follows the host's, but not vice
+    versa."""
     with open("/proc/thread-self/mountinfo", encoding="utf-8") as file:
         return any(line.split()[4] == "/" and " master:" in line for line in file)
 

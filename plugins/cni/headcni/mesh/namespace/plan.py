@@ -1,5 +1,5 @@
-"""What the host and daemon mode's namespace need to pass packets on: rules, routes and nft chains,
-as data from the configuration and the cable between the two."""
+"""What the host and the namespace need to forward packets: rules, routes and nft chains, computed
+as data from the settings and the cable between the two."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TUN = "tailscale0"
 INSIDE = "eth0"
 TUN_MTU = 1280
 
-# Before Tailscale's rules (5210 to 5270), and the last one after them. ANSWERS comes after the
-# routes to pods (5200), and before the rule by which a node's own networks come first (5205).
+# All come before Tailscale's rules (5210 to 5270), except the last, which comes after. ANSWERS is
+# after the routes to pods (5200), and before the rule for the node's own networks (5205).
 OWN_UNDERLAY, BACK_TO_TAILNET, FROM_MESH, TO_LINK = 5188, 5189, 5190, 5191
 PODS_TO_TAILNET, FROM_TAILSCALED, ANSWERS, NODE_TO_TAILNET = 5192, 5193, 5204, 5280
 PRIORITIES = (
@@ -28,7 +28,7 @@ PRIORITIES = (
     *(PODS_TO_TAILNET, FROM_TAILSCALED, ANSWERS, NODE_TO_TAILNET),
 )
 MAIN = 32766  # the kernel's own rule for the main table
-# What every tailscaled marks the packets of its own sockets with.
+# The mark that every tailscaled sets on packets of its own sockets.
 TAILSCALED_MARK, TAILSCALED_MASK = 0x80000, 0xFF0000
 
 ANYWHERE: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 – no socket
@@ -36,7 +36,7 @@ _FAMILIES = {4: ("ip", socket.AF_INET), 6: ("ip6", socket.AF_INET6)}
 
 
 class Rule(NamedTuple):
-    """A rule of ours, as it is compared."""
+    """A rule of ours in the form in which rules are compared."""
 
     version: int
     priority: int
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Cable:
-    """The veth pair as it should be. Of each link network, the host has the first address."""
+    """The veth pair as it should be. The host has the first address of each link network."""
 
     links: Tuple[Network, ...]
     mtu: int
@@ -58,18 +58,18 @@ class Cable:
 
     @property
     def host(self) -> dict[int, Address]:
-        return {one.version: one[1] for one in self.links}
+        return {link.version: link[1] for link in self.links}
 
     @property
     def inside(self) -> dict[int, Address]:
-        return {one.version: one[2] for one in self.links}
+        return {link.version: link[2] for link in self.links}
 
     def prefixed(self, end: Mapping[int, Address]) -> set[str]:
-        return {f"{end[one.version]}/{one.prefixlen}" for one in self.links}
+        return {f"{end[link.version]}/{link.prefixlen}" for link in self.links}
 
     @property
     def families(self) -> list[tuple[int, str]]:
-        """IP versions, and what nft calls them."""
+        """IP versions, and their names in nft."""
         return [(link.version, _FAMILIES[link.version][0]) for link in self.links]
 
 
@@ -78,16 +78,18 @@ def endpoint(address: Address, port: int) -> str:
 
 
 def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
-    """What leaves the namespace, and what answers it, goes by the main table, whatever a
-    tailscaled of the host's accepts. Pods' packets for the tailnet go into the namespace.
-    The node's own do too, except to the peers of the host's tailscaled, which come first.
+    """Packets that leave the namespace, and answers to them, use the main table, whatever a
+    tailscaled of the host accepts. Pods' packets for the tailnet go into the namespace. So do the
+    node's own, except packets to peers of the host's tailscaled, which comes first.
 
-    The node's answers to tailnet peers have the link's address, so they go back by the link
-    although the host may have another route to the peer. Answers that come from elsewhere, such
-    as from a pod of another node behind a node port, go back by it for their destination.
+    The node's answers to tailnet peers have the link's address, so they go back over the link even
+    if the host has another route to the peer. Answers from elsewhere, such as from a pod of another
+    node behind a node port, go back over the link because of their destination.
 
-    A tailscaled tells its peers every address of its node as a way to it, the pods' gateway
-    too. The host's must not try that of another node: it would be a tunnel in our tunnel."""
+    A tailscaled tells its peers every address of its node as an endpoint, including the pods'
+    gateway. The host's tailscaled must not use that of another node: it would be a tunnel in our
+    tunnel.
+    """
     found = []
     link = config.interface
     for network in cable.links:
@@ -101,7 +103,7 @@ def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
             answers = f"{host}/{network.max_prefixlen}"
             found.append(Rule(version, ANSWERS, ROUTES_TABLE, src=answers))
         for dst in _tailnet(config, version):
-            for src in (one for one in config.pod_cidrs if one.version == version):
+            for src in (cidr for cidr in config.pod_cidrs if cidr.version == version):
                 found.append(
                     Rule(version, PODS_TO_TAILNET, ROUTES_TABLE, src=str(src), dst=str(dst))
                 )
@@ -112,12 +114,12 @@ def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
 
 
 def host_routes(config: MeshConfig, cable: Cable) -> list[dict[str, Any]]:
-    """Of ROUTES_TABLE. Callers from behind a tailnet peer have addresses of any kind, so answers
+    """The routes of ROUTES_TABLE. Callers behind a tailnet peer may have any address, so answers
     need a default route."""
     found = []
     for version, _unused in cable.families:
         anywhere = f"{ANYWHERE[_FAMILIES[version][1]]}/0"
-        wanted = [str(one) for one in _tailnet(config, version)]
+        wanted = [str(cidr) for cidr in _tailnet(config, version)]
         for dst in [*wanted, anywhere] if config.answer_for_node else wanted:
             found.append(
                 {
@@ -131,9 +133,9 @@ def host_routes(config: MeshConfig, cable: Cable) -> list[dict[str, Any]]:
 
 
 def inside_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
-    """A peer may advertise a range that holds the link's, or claim this node's pods."""
-    home = [one for one in (*cable.links, *config.pod_cidrs) if one.version in cable.host]
-    return [Rule(one.version, TO_LINK, RT_TABLE_MAIN, dst=str(one)) for one in home]
+    """These keep the link and this node's pods local even if a peer advertises their ranges."""
+    home = [link for link in (*cable.links, *config.pod_cidrs) if link.version in cable.host]
+    return [Rule(cidr.version, TO_LINK, RT_TABLE_MAIN, dst=str(cidr)) for cidr in home]
 
 
 def inside_routes(cable: Cable) -> list[dict[str, Any]]:
@@ -144,10 +146,10 @@ def inside_routes(cable: Cable) -> list[dict[str, Any]]:
 
 
 def host_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
-    """The namespace's way out, and tailscaled's port in: from outside, and from a tailscaled of
-    the host's own, which may be its peer. And who may not reach the node: a neighbour by the
-    link's address, and whoever is not a pod by another address of the node if peers get some
-    ports only. That is decided before node ports and host ports lead elsewhere."""
+    """The namespace's way out, and the way in to tailscaled's port: from outside, and from a
+    tailscaled of the host, which may be its peer. Also who may not reach the node: a neighbour at
+    the link's address; and, if peers may use some ports only, everyone but pods at another address
+    of the node. That is decided before node ports and host ports redirect packets."""
     port, name = config.port, config.interface
     to_port, out, aside, around = [], [], [], []
     for version, family in cable.families:
@@ -163,7 +165,7 @@ def host_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
                 "fib daddr type local meta l4proto { tcp, udp, sctp } ct state new drop"
             )
         for dst in _tailnet(config, version):
-            # A program of the node may have bound another of its addresses.
+            # A program of the node may have bound another address of the node.
             out.append(f'oifname "{name}" {family} daddr {dst} fib saddr type local masquerade')
     return {
         "aside": ["type filter hook prerouting priority raw; policy accept;", *aside],
@@ -178,9 +180,9 @@ def host_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
 
 
 def inside_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
-    """The node's tailnet address is the TUN's, so masquerading gives it. What is tailscaled's
-    own, its peer API and 100.100.100.100, it takes before the TUN: the rest is the node's, on the
-    ports that it answers. The caller's address stays as it is."""
+    """Masquerading gives packets the node's tailnet address, because the TUN has it. tailscaled
+    handles what is its own, the peer API and 100.100.100.100, before the TUN. Everything else is
+    for the node, on the ports that it answers. The caller's address is kept."""
     into, out, direct = [], [], []
     for version, family in cable.families:
         host = cable.host[version]
@@ -193,7 +195,7 @@ def inside_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
         "prerouting": ["type nat hook prerouting priority dstnat; policy accept;", *into],
         "forward": [
             "type filter hook forward priority filter; policy accept;",
-            # The tailnet has no such address: the host would send it here again and again.
+            # The tailnet has no such address: the host would send the packet back in a loop.
             f'iifname "{INSIDE}" oifname "{INSIDE}" drop',
             "ct state established,related accept",
             *direct,
@@ -203,7 +205,7 @@ def inside_chains(config: MeshConfig, cable: Cable) -> dict[str, list[str]]:
 
 
 def _answered(config: MeshConfig) -> Iterator[str]:
-    """Conditions on a packet, in nft's words; one that is empty holds for all."""
+    """Conditions on a packet in nft's syntax. An empty condition matches every packet."""
     if config.answer_for_node is True:
         yield ""
     elif config.answer_for_node:
@@ -214,15 +216,15 @@ def _answered(config: MeshConfig) -> Iterator[str]:
 
 
 def _not_a_pod(config: MeshConfig, version: int) -> str:
-    """The condition on a caller. As long as nobody knows where all pods are, it is a peer itself,
-    and not somebody behind it."""
+    """The condition that a caller is not a pod. While the cluster's range is unknown, it matches
+    only peers themselves, and nobody behind them."""
     family, pods = _FAMILIES[version][0], [*config.cluster_cidrs, *config.pod_cidrs]
     if config.cluster_cidrs:
-        known: Any = [one for one in pods if one.version == version]
+        known: Any = [pod for pod in pods if pod.version == version]
         ranges = ", ".join(map(str, collapse_addresses(known)))
         return f"{family} saddr != {{ {ranges} }}" if ranges else ""
     return f"{family} saddr {{ {', '.join(map(str, _tailnet(config, version)))} }}"
 
 
 def _tailnet(config: MeshConfig, version: int) -> list[Network]:
-    return [one for one in config.tailnet if one.version == version]
+    return [cidr for cidr in config.tailnet if cidr.version == version]

@@ -1,4 +1,4 @@
-"""What may be chosen of daemon mode's network namespace, and where it is read from."""
+"""The settings of daemon mode's network namespace, and where they are read from."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from ...shared.podcidr import PodCidrError
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """What may be chosen. `answer_for_node` says on which ports the tailnet address leads to the
-    node. Unless it is False the node reaches the tailnet. Pods reach it in either case."""
+    """`answer_for_node` says on which ports the tailnet address leads to the node. Unless it is
+    False, the node itself reaches the tailnet. Pods reach it in any case."""
 
     namespace: str = "headcni"
     interface: str = "headcni01"
     port: int = 41642
-    link4: Optional[IPv4Network] = None  # None: the first that is in no route of the host
+    link4: Optional[IPv4Network] = None  # None: the first network that is in no route of the host
     link6: Optional[IPv6Network] = None
-    mtu: int = 0  # 0: the underlay's
+    mtu: int = 0  # 0: the same as the underlay's
     tailnet: Tuple[Network, ...] = (
         ip_network("100.64.0.0/10"),
         ip_network("fd7a:115c:a1e0::/48"),
     )
     pod_cidrs: Tuple[Network, ...] = ()  # this node's own
-    cluster_cidrs: Tuple[Network, ...] = ()  # of all pods; (): not known
+    cluster_cidrs: Tuple[Network, ...] = ()  # of all pods; (): unknown
     answer_for_node: Answered = True
-    underlay: Tuple[Address, ...] = ()  # where peers find the node; (): by the default routes
+    underlay: Tuple[
+        Address, ...
+    ] = ()  # where peers find the node; (): the addresses on the default routes
     nameservers: Tuple[Address, ...] = ()  # (): the host's
     run_dir: str = "/run/headcni"
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> MeshConfig:
-        """From decoded JSON or YAML; every mistake in one error."""
+        """From decoded JSON or YAML; a single error names all mistakes."""
         known = {field.name for field in fields(cls)}
         wrong = [f"{key}: not one of {', '.join(sorted(known))}" for key in {*values} - known]
         read: dict[str, Any] = {}
@@ -59,7 +61,7 @@ class MeshConfig:
 
     @classmethod
     def of_daemon(cls, config: DaemonConfig, pod_cidrs: Iterable[Network]) -> MeshConfig:
-        """As the daemon's configuration has it."""
+        """From the daemon's configuration."""
         chosen = config.tailscale
         links = {cidr.version: cidr for cidr in chosen.link_cidr}
         return cls.of(
@@ -96,11 +98,11 @@ def _answered(value: Any) -> Answered:
     if not isinstance(value, list) or len(value) > port_ranges.MOST_ANSWERED:
         most = port_ranges.MOST_ANSWERED
         raise ValueError(f"expected true, false or a list of up to {most} ports")
-    return tuple(port_ranges.parse(one, port_ranges.ANSWERED_PROTOCOLS) for one in value) or False
+    return tuple(port_ranges.parse(port, port_ranges.ANSWERED_PROTOCOLS) for port in value) or False
 
 
 def _plain(answered: Answered) -> Any:
-    return answered if isinstance(answered, bool) else [str(one) for one in answered]
+    return answered if isinstance(answered, bool) else [str(ports) for ports in answered]
 
 
 def _link(version: int) -> Callable[[Any], Network]:
