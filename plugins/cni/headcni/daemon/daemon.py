@@ -57,7 +57,7 @@ _TOLD = {"ADD": ADDED, "DEL": DELETED}
 
 
 class Daemon:
-    """The parts, from start() to stop()."""
+    """Owns all parts from start() to stop()."""
 
     def __init__(self, config: DaemonConfig, path: str) -> None:
         self.config = config
@@ -114,7 +114,7 @@ class Daemon:
         return self._store
 
     def start(self) -> None:
-        """Pods first: they can come as soon as the socket is there."""
+        """The CNI server first: pods can come as soon as the socket exists."""
         self.server.start()
         self._limit_pods()
         self.control.start()
@@ -126,7 +126,7 @@ class Daemon:
         self._upkeep.start()
 
     def stop(self) -> bool:
-        """False if calls outlast the limit. Routes stay as they are."""
+        """Returns False if calls outlast the time limit. Routes stay as they are."""
         self._upkeep.ask_to_stop()
         finished = self.server.stop(self.config.daemon.stop_timeout)
         self.control.stop()
@@ -142,7 +142,7 @@ class Daemon:
         return finished
 
     def reload(self) -> None:
-        """What SIGHUP can change is changed; what it cannot is named."""
+        """Apply what SIGHUP can change, and log what needs a restart."""
         try:
             wanted = configuration.load(self._path, missing_ok=True)
         except CniError as problem:
@@ -203,7 +203,7 @@ class Daemon:
             self.events.tell(Event(FAILED, outcome.pod, network, reason=said))
 
     def _start_keeper(self) -> None:
-        """Where the operator has given a key, our routes are asked for and kept approved."""
+        """If the operator has given an API key, request the approval of our routes and keep it."""
         if self.keeper is not None:
             self.keeper.stop()
             self.keeper = None
@@ -225,7 +225,7 @@ class Daemon:
         self.keeper.start()
 
     def _limit_pods(self) -> None:
-        """Right away; if this fails, the next pass over the firewalls tries again."""
+        """Apply the limits at once. If this fails, the next pass over the firewalls tries again."""
         try:
             if self.tailnet.ensure():
                 now = self.tailnet.policy()
@@ -238,7 +238,7 @@ class Daemon:
         return bool(self.config.daemon.kubeconfig) or "KUBERNETES_SERVICE_HOST" in os.environ
 
     def _start_pods(self) -> None:
-        """Where there is an API server to ask, this node's pods are watched, and namespaces."""
+        """If there is an API server to ask, watch this node's pods and the namespaces."""
         wanted = self.config.daemon
         if not self._knows_an_api_server():
             return
@@ -348,8 +348,8 @@ class Daemon:
         )
 
     def _keep_up(self) -> None:
-        """The parts that no event wakes: the mesh namespace, the start of the route reconciler once
-        there is a way to the mesh, and the search for leaked networks."""
+        """The work that no event asks for: the mesh namespace, the start of the route reconciler
+        once there is a way to the mesh, and the search for leaked networks."""
         self._nft_trouble = problem_of(firewall.try_out)
         self._pass("namespace", self._ensure_namespace)
         if self.routes is None:
@@ -369,8 +369,9 @@ class Daemon:
         self.metrics.reconciled(part, time.monotonic() - began, repaired=len(repaired))
 
     def _ensure_namespace(self) -> Sequence[str]:
-        """The namespace itself is made when its tailscaled is started, which must be in the new one
-        anyway; its cable is made right here, and who goes by the old addresses begins anew."""
+        """A missing namespace is made by the start of its tailscaled, which must run in the new
+        one anyway. Its cable is repaired here; if its addresses changed, the route reconciler
+        starts again."""
         if self.namespace is None:
             return ()
         if not self.namespace.exists:
@@ -385,10 +386,10 @@ class Daemon:
         return repaired
 
     def _pod_traffic(self) -> PodTraffic:
-        """What other firewalls have to let through on this node."""
+        """What other firewalls on this node have to let through."""
         port = self._port.current() if self.namespace is None else 0
         cidrs = self.pod_cidrs, self.cluster_cidrs
-        with suppress(CniError):  # without the store, those of the last time
+        with suppress(CniError):  # without the store, use the last known ones
             self._attachments = self.store.attachments()
         return pod_traffic.of(self.config, *cidrs, self._attachments, port)
 
@@ -412,7 +413,7 @@ class Daemon:
             on_report=self._reported,
         )
         routes.start()
-        self.routes = routes  # only now: what could not be started is tried again
+        self.routes = routes  # only now: a start that failed is tried again
         return ()
 
     def _reported(self, report: Report) -> None:
@@ -437,12 +438,12 @@ class Daemon:
                     condition.message or "holds again", condition=condition.name
                 )
             if self.namespace is not None and condition.name == "interface" and not condition.ok:
-                self._upkeep.wake()  # it is ours to make again
+                self._upkeep.wake()  # upkeep makes it again
 
 
 def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
-    """Before tailscaled advertises routes: it complains about a node that does not forward. If
-    this fails, the first pod is refused with the reason."""
+    """Do it before tailscaled advertises routes: it complains about a node that does not
+    forward. If this fails, the first pod is refused with the reason."""
     with suppress(OSError):
         netns.write_sysctl("net/ipv4/ip_forward", "1")
         if any(cidr.version == 6 for cidr in cidrs):

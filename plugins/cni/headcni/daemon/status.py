@@ -14,7 +14,7 @@ from .observe.monitor import ask
 if TYPE_CHECKING:
     from .daemon import Daemon
 
-MOST_MISTAKES = 20  # shown, of annotations
+MOST_MISTAKES = 20  # the mistakes in annotations that are shown
 
 
 def status_of(daemon: Daemon) -> dict[str, Any]:
@@ -33,11 +33,11 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
         "conditions": [{"name": c.name, "ok": c.ok, "reason": c.message} for c in conditions],
         "firewalls": [
             {
-                "name": found_item.name,
-                "ok": not found_item.problem,
-                "summary": found_item.in_words(),
+                "name": firewall.name,
+                "ok": not firewall.problem,
+                "summary": firewall.in_words(),
             }
-            for found_item in daemon.firewalls.found
+            for firewall in daemon.firewalls.found
         ],
         "tailnet_access": daemon.tailnet.status(),
         "alarms": [alarm._asdict() for alarm in daemon.conditions.report.alarms],
@@ -58,11 +58,11 @@ def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
 
 
 def _doubtful_limits(daemon: Daemon) -> Iterator[str]:
-    """Why what a namespace may reach of the tailnet may not be what its annotation says."""
+    """Why the limit of a namespace may differ from its annotation."""
     for name, mistake in list(daemon.tailnet.mistakes.items())[:MOST_MISTAKES]:
         yield f"namespace {name}: {mistake}"
     pods, annotations = daemon.pods, daemon.annotations
     if pods is None or annotations is None or pods.condition.message:
-        return  # what is wrong with both is told of pods
+        return  # the problem of both is reported for pods
     if annotations.problem:
         yield f"annotations of namespaces cannot be watched: {annotations.problem}"

@@ -25,13 +25,13 @@ log = Log("kubernetes")
 
 @dataclass(frozen=True)
 class Access:
-    """Where the API server is, and who we are there. Files are read anew for each connection, so
-    that what was rotated counts."""
+    """Where the API server is, and who we are there. Files are read again for each connection,
+    so a rotated token or certificate counts."""
 
     server: str
     ca: str = ""  # PEM
     ca_file: str = ""
-    server_name: str = ""  # in the certificate, where it is not the one in the URL
+    server_name: str = ""  # the name in the certificate, if it differs from the URL's
     certificate: str = field(default="", repr=False)  # PEM, with its key
     certificate_file: str = ""
     key_file: str = ""
@@ -39,8 +39,8 @@ class Access:
     token_file: str = ""
 
     def tls(self) -> ssl.SSLContext:
-        """Only the cluster's own CA is trusted. Not by create_default_context: from Python 3.13 on
-        it refuses certificates without a key identifier, which many clusters have."""
+        """Trust only the cluster's own CA. create_default_context is not used: from Python 3.13
+        on it refuses certificates without a key identifier, which many clusters have."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.ca or self.ca_file:
@@ -56,15 +56,15 @@ class Access:
 
     def bearer(self) -> str:
         token = _read_text(self.token_file).strip() if self.token_file else self.token
-        if token and not is_token(token):  # http.client would quote a wrong one
+        if token and not is_token(token):  # http.client would quote it in its error
             where = self.token_file or "the kubeconfig's users[].user.token"
             raise KubeError(CONFIG, f"the token in {where} is not one word of ASCII")
         return token
 
 
 class Source:
-    """Whence the access comes: a kubeconfig, or the service account of a pod. Read again when the
-    file has changed."""
+    """Where the access comes from: a kubeconfig, or the service account of a pod. Read again
+    when the file has changed."""
 
     def __init__(self, kubeconfig: str, env: Optional[Mapping[str, str]] = None) -> None:
         self.kubeconfig = kubeconfig
@@ -74,7 +74,7 @@ class Source:
 
     @property
     def given(self) -> bool:
-        """Whether the operator, or Kubernetes, has said anything at all of an API server."""
+        """Whether the operator or Kubernetes has named an API server."""
         return bool(self.kubeconfig or self._env.get("KUBERNETES_SERVICE_HOST"))
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Source:
             stat = os.stat(self.kubeconfig)
         except OSError as problem:
             raise _unreadable(self.kubeconfig, problem, "see daemon.kubeconfig") from None
-        # A change of owner or mode moves the time of change only.
+        # A change of owner or mode changes only st_ctime.
         seen = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
         if self._known is None or seen != self._seen:
             refuse_others(self.kubeconfig, stat)
@@ -110,7 +110,7 @@ def refuse_others(path: str, found: os.stat_result) -> None:
 
 
 def in_cluster(env: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Access:
-    """As a pod is told by Kubernetes."""
+    """From the variables and files that Kubernetes gives to a pod."""
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise KubeError(
@@ -133,12 +133,12 @@ def _is_https(url: Any) -> bool:
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, or half an IPv6 address
+    except ValueError:  # an invalid port, or half an IPv6 address
         return False
 
 
 def read_kubeconfig(path: str) -> Access:
-    """The current context of a kubeconfig; one KubeError that names the field that is wrong."""
+    """The current context of a kubeconfig. A KubeError names the wrong field."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -146,13 +146,13 @@ def read_kubeconfig(path: str) -> Access:
     try:
         found = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError):
-        # What the parser says may quote the line, and that may be a key.
+        # The parser's message may quote the line, which may hold a key.
         raise KubeError(CONFIG, f"{path} is not valid YAML", "make it anew") from None
     return _Kubeconfig(path, found).access()
 
 
 class _Kubeconfig:
-    """What was decoded, and the complaints about it."""
+    """A decoded kubeconfig, and errors about it."""
 
     def __init__(self, path: str, found: Any) -> None:
         self._path = path
@@ -194,7 +194,7 @@ class _Kubeconfig:
         return access
 
     def _refuse(self, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> None:
-        """Ways to log in that are not for a node's daemon, or not safe."""
+        """Refuse ways to log in that are unsafe, or not meant for a daemon."""
         for name in ("exec", "auth-provider", "username", "password", "as"):
             if user.get(name):
                 expected = "none: give a client certificate, a token or a tokenFile"
@@ -221,7 +221,7 @@ class _Kubeconfig:
         raise self._wrong(name, None if secret else value, "a text")
 
     def _file(self, section: Mapping[str, Any], name: str) -> str:
-        """A path; one that is relative is so to the kubeconfig's folder."""
+        """A path; a relative one is relative to the kubeconfig's folder."""
         value = self._text(section, name)
         return os.path.join(os.path.dirname(self._path), value) if value else ""
 
@@ -232,7 +232,7 @@ class _Kubeconfig:
         pem = ""
         with suppress(ValueError):
             pem = binascii.a2b_base64(given).decode("ascii")
-        if given and "-----BEGIN " not in pem:  # taken for none, it would trust others
+        if given and "-----BEGIN " not in pem:  # if it were ignored, other CAs would be trusted
             raise self._wrong(name, None, "PEM in base64")
         return pem
 
@@ -243,8 +243,8 @@ class _Kubeconfig:
 
 @contextmanager
 def _in_memory(content: str) -> Iterator[str]:
-    """A path for what OpenSSL takes from files alone; a key gets to no disk by that."""
-    try:  # with vm.memfd_noexec=2 the kernel makes no others; before 6.3 it does not know the flag
+    """A path for content that OpenSSL reads from files only, so that a key is never on disk."""
+    try:  # required with vm.memfd_noexec=2; unknown to kernels before 6.3
         fd = os.memfd_create("headcni", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
     except OSError:
         fd = os.memfd_create("headcni", os.MFD_CLOEXEC)

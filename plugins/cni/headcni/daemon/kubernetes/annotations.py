@@ -1,4 +1,4 @@
-"""What namespaces say by the annotation headcni.dev/tailnet-access, as the API server knows it.
+"""The annotation headcni.dev/tailnet-access of namespaces, as the API server knows it.
 
 While the API server is away, the last known values stay.
 """
@@ -31,8 +31,8 @@ class AnnotationWatcher:
     ) -> None:
         self._client, self._on_change, self._pauses = client, on_change, pauses
         self._known: dict[str, str] = {}
-        self._version = ""  # from which on to watch; "" is to list anew
-        self.problem = ""  # what only an operator can put right; PodWatcher tells of a lost server
+        self._version = ""  # where to continue the watch; "" means to list again
+        self.problem = ""  # what only an operator can fix; PodWatcher reports a lost server
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="annotations", daemon=True)
 

@@ -1,9 +1,9 @@
-"""Kubernetes' API server, asked for this node's pods: list, watch, and one pod at a time. And for
-an annotation of namespaces.
+"""A client for Kubernetes' API server: lists and watches of this node's pods, single pods, and an
+annotation of namespaces.
 
-As little of it as the daemon needs, on the standard library: a kubeconfig or a service account says
-where the server is and who we are. All it makes there is a new token of its own account. Every
-exchange ends: by its own time limit, by its size limit, or because somebody called cancel().
+It covers only what the daemon needs, on the standard library. The only thing it creates is a new
+token for its own account. Every exchange ends: by its time limit, by its size limit, or because
+somebody called cancel().
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from .objects import (
 )
 
 ANSWER_SECONDS = 15.0
-WATCH_SECONDS = 300  # how long the server is to keep a watch open
-SILENCE_SECONDS = 150.0  # bookmarks come about every minute, though nobody promises them
-PAGE = 50  # pods in one answer: a whole page is in memory at once
+WATCH_SECONDS = 300  # how long we ask the server to keep a watch open
+SILENCE_SECONDS = 150.0  # bookmarks come about every minute, but that is not guaranteed
+PAGE = 50  # pods in an answer: a whole page is in memory at once
 MAX_PODS = 10_000
 NAMESPACE_PAGE = 200
 MAX_NAMESPACES = 5_000
@@ -71,7 +71,7 @@ Timed = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Selector:
-    """Which pods: those of a node, and of these only such with these labels."""
+    """Which pods: those of a node, optionally only those with these labels."""
 
     node: str
     labels: str = ""
@@ -84,9 +84,9 @@ class Selector:
 
 
 class KubeClient:
-    """Questions to the API server, each on a connection of its own. May be used by any thread.
+    """Requests to the API server, each on its own connection. May be used by any thread.
 
-    No proxy is used and no redirect followed: the token goes to the server that was named.
+    No proxy is used and no redirect followed, so the token goes only to the configured server.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class KubeClient:
         self._exchanges = Exchanges()
 
     def pods(self, selector: Selector) -> PodList:
-        """All of them, as they are now: no resourceVersion means that the server answers from what
-        is stored, not from a cache that may be behind."""
+        """All pods as they are now. Without a resourceVersion the server answers from its
+        storage, not from a cache that may be behind."""
         found: list[Pod] = []
         query = {**selector.query(), "limit": str(PAGE)}
         while True:
@@ -119,15 +119,15 @@ class KubeClient:
             query["continue"] = str(meta["continue"])
 
     def pod(self, namespace: str, name: str) -> Optional[Pod]:
-        """One pod; None if the API server itself says that there is none. Any other answer, such
-        as a proxy's 404, is an error."""
+        """A single pod; None if the API server itself says that it does not exist. Any other
+        answer, such as a proxy's 404, is an error."""
         path = f"/api/v1/namespaces/{quote(namespace, '')}/pods/{quote(name, '')}"
         answer = self._get("get", path, {}, missing=("pods", name))
         return read_pod(answer) if answer else None
 
     def pod_of_node(self, node: str, namespace: str, name: str) -> Optional[Pod]:
-        """The same as a node's own credentials may ask it: of a pod that is gone the API server
-        tells a node no more than that it may not ask, but a list without it is an answer."""
+        """The same with the credentials of a node. For a pod that is gone, the API server only
+        tells a node that it may not ask, but a list without the pod is an answer."""
         path = f"/api/v1/namespaces/{quote(namespace, '')}/pods"
         answer = self._get(
             "list", path, {"fieldSelector": f"spec.nodeName={node},metadata.name={name}"}
@@ -135,11 +135,11 @@ class KubeClient:
         return next(iter(read_pods(answer)[0]), None)
 
     def has_node(self, name: str) -> bool:
-        """Whether Kubernetes has a node of that name."""
+        """Whether Kubernetes has a node with that name."""
         return bool(self._get("node", f"/api/v1/nodes/{quote(name, '')}", {}, ("nodes", name)))
 
     def new_token(self, namespace: str, account: str, seconds: int) -> str:
-        """A new token of a service account. The server may grant fewer seconds than asked for."""
+        """A new token for a service account. The server may grant fewer seconds than requested."""
         path = (
             f"/api/v1/namespaces/{quote(namespace, '')}/serviceaccounts/{quote(account, '')}/token"
         )
@@ -155,12 +155,12 @@ class KubeClient:
         return token
 
     def watch(self, selector: Selector, version: str) -> AbstractContextManager[Iterator[Change]]:
-        """The changes since a version. They end when the server ends them, or is silent for long;
-        a KubeError of kind GONE says that the version is too old to go on from."""
+        """The changes since a version. They end when the server ends them or is silent for too
+        long. A KubeError of kind GONE means that the version is too old."""
         return self._watch("/api/v1/pods", selector.query(), version, read_change)
 
     def namespaces(self, annotation: str) -> NamespaceList:
-        """Those with the annotation."""
+        """The namespaces with the annotation."""
         found: dict[str, str] = {}
         query = {"limit": str(NAMESPACE_PAGE)}
         while True:
@@ -209,7 +209,7 @@ class KubeClient:
             yield map(parse, self._lines(exchange, answer))
 
     def cancel(self) -> None:
-        """End what is in progress; what is asked later is asked as ever."""
+        """End what is in progress. Later requests are not affected."""
         self._exchanges.end()
 
     def _lines(self, exchange: Exchange, answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -217,7 +217,7 @@ class KubeClient:
             try:
                 line = answer.readline(LARGEST_EVENT + 1)
             except socket.timeout:
-                return  # silence: whether it is still there shows when it is asked again
+                return  # silence: the next request shows whether the server is still there
             except (OSError, http.client.HTTPException, ValueError) as problem:
                 if exchange.late:
                     return
@@ -227,7 +227,7 @@ class KubeClient:
             if exchange.ended.is_set() and not exchange.late:
                 raise stopped()
             if not line.endswith(b"\n"):
-                return  # the end, or half a line that was cut off and will be told again
+                return  # the end, or half a line, which the next watch repeats
             if line.strip():
                 yield line
 
@@ -239,7 +239,8 @@ class KubeClient:
         missing: Optional[tuple[str, str]] = None,
         body: Optional[Mapping[str, Any]] = None,
     ) -> dict[str, Any]:
-        """An object; {} if it is one that may be `missing`, and is. With a body it is posted."""
+        """The object that the server answers; {} if it is missing and may be `missing`. With a
+        body, the request is a POST."""
         with self._timed(operation), ExitStack() as stack:
             exchange = stack.enter_context(self._exchanges.begin(self._timeout))
             _unused, answer = self._ask(stack, exchange, path, query, body)
@@ -252,7 +253,7 @@ class KubeClient:
             try:
                 content = answer.read(LARGEST_ANSWER + 1)
                 if exchange.ended.is_set():
-                    raise OSError  # ended by us, an answer without a length looks whole
+                    raise OSError  # an answer without a length that we have cut off looks complete
             except (OSError, http.client.HTTPException, ValueError) as problem:
                 raise self._no_answer(exchange, problem) from None
             if len(content) > LARGEST_ANSWER:
@@ -362,7 +363,7 @@ def _lacks(asked: str) -> str:
 
 
 def _names(status: Mapping[str, Any], kind: str, name: str) -> bool:
-    """Whether a NotFound is about this very object, and not its namespace or the whole API."""
+    """Whether a NotFound is about exactly this object, not about its namespace or the whole API."""
     details = status.get("details")
     if status.get("reason") != "NotFound" or not isinstance(details, dict):
         return False

@@ -1,19 +1,18 @@
-"""This node's pods, as the API server knows them, compared with the networks that they have.
+"""Comparing this node's pods, as the API server knows them, with the networks that they have.
 
-Two things can go wrong that no CNI call will ever put right. A network is *leaked* when its pod and
-its sandbox are gone and no DEL came: it is released, by the same code as a DEL. A network is
-*missing* when a pod runs and has lost its link, address or ports: it is mended in place, or else
-reported. What is in doubt is left alone:
+Two problems are never solved by a CNI call. A network is *leaked* if its pod and its sandbox are
+gone and no DEL came: it is released by the same code as in a DEL. A network is *missing* if a pod
+runs and has lost its link, address or ports: it is repaired in place, or else reported. In case of
+doubt nothing is done:
 
-- An API server that does not answer proves nothing, and neither does a list: whether a pod is gone
-  is asked about that very pod, and only the API server's own "not found" counts. So a label
+- An API server that does not answer proves nothing, and neither does a list. Whether a pod is gone
+  is asked for exactly that pod, and only the API server's own "not found" counts. So a label
   selector, a wrong node name or an empty list releases nothing.
-- A sandbox in which a process lives is not dead, whatever the API server says.
-- Both must be so for a while, since kubelet may be about to send the DEL.
-- Pods on the host's network, attachments without a pod, and pods that another plugin has networked
-  are none of our business.
+- A sandbox with a living process is not dead, whatever the API server says.
+- Both must be the case for a while, because kubelet may be about to send the DEL.
+- Pods on the host's network, attachments without a pod, and pods of another plugin are ignored.
 
-Without an API server nothing of this runs, and nothing else needs it.
+Without an API server none of this runs, and nothing else needs it.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ log = Log("pods")
 
 @dataclass(frozen=True)
 class PassReport:
-    """What a pass, over all pods or over those that changed, found and did."""
+    """What a pass over all pods, or over changed pods, found and did."""
 
     pods: int = 0
     released: int = 0
@@ -89,7 +88,7 @@ class PodNetworks:
         self._own = tuple(own_cidrs)
         self._on_event = on_event
         self._grace, self._settle, self._cni_path = grace, settle, cni_path
-        self._absent: dict[Owner, float] = {}  # since when their pods are not to be seen
+        self._absent: dict[Owner, float] = {}  # since when their pods are gone
         self._suspect: dict[str, float] = {}  # since when pods' networks differ, by uid
         self._told: dict[str, str] = {}  # what was said of pods that cannot be repaired, by uid
 
@@ -112,15 +111,17 @@ class PodNetworks:
                 networks.setdefault(pod.uid, []).append(attachment)
                 newest[pod.uid, attachment.owner.network, attachment.owner.ifname] = attachment
         orphans = []
-        for item, pod in owned:
-            if uids is not None and item.pod.uid not in uids:
+        for attachment, pod in owned:
+            if uids is not None and attachment.pod.uid not in uids:
                 continue
             if pod is None or pod.ended:
-                orphans.append((item, False))
-            elif newest[pod.uid, item.owner.network, item.owner.ifname] is not item:
-                orphans.append((item, True))
+                orphans.append((attachment, False))
+            elif (
+                newest[pod.uid, attachment.owner.network, attachment.owner.ifname] is not attachment
+            ):
+                orphans.append((attachment, True))
             else:
-                self._absent.pop(item.owner, None)
+                self._absent.pop(attachment.owner, None)
         if uids is None:
             self._forget(pods, attachments)
         released = self._collect(orphans)
@@ -133,7 +134,7 @@ class PodNetworks:
         return PassReport(len(pods), released, repaired, missing)
 
     def _forget(self, pods: Mapping[str, Pod], attachments: list[Attachment]) -> None:
-        """What was noted of what is no more."""
+        """Drop the notes about pods and networks that no longer exist."""
         owners = {attachment.owner for attachment in attachments}
         self._absent = {o: since for o, since in self._absent.items() if o in owners}
         for noted in (self._suspect, self._told):
@@ -141,8 +142,8 @@ class PodNetworks:
                 del noted[uid]
 
     def _collect(self, orphans: list[tuple[Attachment, bool]]) -> int:
-        """Release those networks whose pods and sandboxes are gone, and have been for a while. Of a
-        pod that is there, a sandbox that was replaced by a newer one is as good as gone."""
+        """Release networks whose pods and sandboxes have been gone for a while. If the pod
+        exists, a sandbox that was replaced by a newer one counts as gone."""
         now, released = time.monotonic(), 0
         at_work: Optional[frozenset[int]] = None
         looked = False
@@ -170,7 +171,7 @@ class PodNetworks:
         return released
 
     def _is_gone(self, ref: PodRef) -> bool:
-        """As the API server says now, of this very pod."""
+        """Whether the API server says now that exactly this pod is gone."""
         try:
             pod = self._client.pod(ref.namespace, ref.name)
         except KubeError as problem:
@@ -185,7 +186,7 @@ class PodNetworks:
     def _look_after(
         self, running: list[Pod], networks: dict[str, list[Attachment]]
     ) -> tuple[int, int]:
-        """Mend what has come apart; how many were mended, and how many cannot be."""
+        """Repair broken networks. Returns how many were repaired, and how many could not be."""
         repaired = missing = 0
         with self._opened() as node:
             host = repair.look(node.kernel)
@@ -198,9 +199,9 @@ class PodNetworks:
                 if not alive and not self._is_ours(pod):
                     continue
                 found = [
-                    (item, differing)
-                    for item in alive
-                    if (differing := self._differences(node, host, item))
+                    (attachment, differing)
+                    for attachment in alive
+                    if (differing := self._differences(node, host, attachment))
                 ]
                 if alive and not found:
                     self._suspect.pop(pod.uid, None)
@@ -212,8 +213,8 @@ class PodNetworks:
                     known = networks.get(pod.uid)
                     self._complain(pod, known[-1] if known else None, _DEAD if known else _UNKNOWN)
                 else:
-                    for found_item, differing in found:
-                        done = self._mend(node, pod, found_item, differing)
+                    for attachment, differing in found:
+                        done = self._repair(node, pod, attachment, differing)
                         repaired += done == REPAIRED
                         missing += done == MISSING
         return repaired, missing
@@ -231,11 +232,11 @@ class PodNetworks:
         self._look_again(uid, since + seconds - now + 0.1)
         return False
 
-    def _mend(
+    def _repair(
         self, node: verbs.Node, pod: Pod, attachment: Attachment, differing: list[str]
     ) -> str:
         if node.store.attachment(attachment.owner) is None:
-            return ""  # a DEL was quicker
+            return ""  # a DEL came first
         problem = ""
         try:
             repair.mend(node, repair.network_of(attachment), attachment)
@@ -255,13 +256,14 @@ class PodNetworks:
         return REPAIRED
 
     def _complain(self, pod: Pod, attachment: Optional[Attachment], message: str) -> None:
-        """Once, as long as it stays the same."""
+        """Report a problem once, as long as it stays the same."""
         if self._told.get(pod.uid) != message:
             self._told[pod.uid] = message
             self._say(MISSING, attachment, pod.ref, message)
 
     def _is_ours(self, pod: Pod) -> bool:
-        """Whether a pod that the store does not know has an address that only we can have given."""
+        """Whether a pod that the store does not know has an address that only we can have given
+        it."""
         return any(
             ip_address(ip) in cidr
             for ip in pod.ips
@@ -271,8 +273,8 @@ class PodNetworks:
 
     @contextmanager
     def _opened(self, _data_dir: str = "") -> Iterator[verbs.Node]:
-        """The store is the one that the attachments came from, whatever their configuration says
-        of a data_dir."""
+        """Always the store that the attachments came from, whatever data_dir their configuration
+        has."""
         store = self._store()
         with Netlink() as kernel:
             yield verbs.Node(store, Ipam(store), kernel)
@@ -283,12 +285,13 @@ class PodNetworks:
         if self._on_event is not None:
             try:
                 self._on_event(kind, attachment, pod, message)
-            except Exception as bug:  # a listener's mistake cuts nobody off
+            except Exception as bug:  # a mistake in a listener must not stop the passes
                 log.error("a listener failed", problem=bug)
 
 
 def _is_a_pods(attachment: Attachment) -> bool:
-    """Of a pod, and not of a headcni within a chain, which goes when the chain does."""
+    """Whether it belongs to a pod, and not to a headcni inside a chain, which goes with the
+    chain."""
     return bool(attachment.pod.name) and "/" not in attachment.owner.network
 
 

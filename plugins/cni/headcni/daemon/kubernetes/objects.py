@@ -19,12 +19,12 @@ _STATIC = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 
 class Pod(NamedTuple):
-    """A pod, as far as its network is concerned."""
+    """The part of a pod that concerns its network."""
 
     namespace: str
     name: str
     uid: str
-    runs_as: tuple[str, ...]  # the uids that its sandbox may have been given; see _STATIC
+    runs_as: tuple[str, ...]  # the uids that its sandbox may have; see _STATIC
     node: str
     phase: str  # Pending, Running, Succeeded, Failed, Unknown
     host_network: bool
@@ -37,19 +37,19 @@ class Pod(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """It runs no more, and never will again."""
+        """It does not run any more, and never will."""
         return self.phase in ("Succeeded", "Failed")
 
 
 class NamespaceList(NamedTuple):
-    """What namespaces say by an annotation; those without it are left out."""
+    """The values of an annotation by namespace. Namespaces without it are left out."""
 
     annotated: dict[str, str]
     version: str
 
 
 class NamespaceChange(NamedTuple):
-    """One event of a watch. A bookmark has no name; without the annotation, the text is None."""
+    """An event of a watch. A bookmark has no name. `annotation` is None if there is none."""
 
     version: str
     name: str = ""
@@ -58,11 +58,11 @@ class NamespaceChange(NamedTuple):
 
 class PodList(NamedTuple):
     pods: tuple[Pod, ...]
-    version: str  # from which on to watch
+    version: str  # where to continue the watch
 
 
 class Change(NamedTuple):
-    """One event of a watch. A bookmark has no pod."""
+    """An event of a watch. A bookmark has no pod."""
 
     type: str
     version: str
@@ -100,11 +100,11 @@ def read_pods(answer: Mapping[str, Any]) -> tuple[list[Pod], str, Mapping[str, A
 
 
 def read_items(answer: Mapping[str, Any], kind: str) -> tuple[list[Any], str, Mapping[str, Any]]:
-    """A list, its version and what else stands beside it; what only looks like one is an error."""
+    """The items of a list, its version and its metadata. Anything else is an error."""
     meta, items = answer.get("metadata"), answer.get("items")
     if answer.get("kind") != kind or not isinstance(meta, dict):
         raise not_understood(f"it is no {kind}")
-    # A Go server writes an empty list as [], or as null.
+    # A server in Go writes an empty list as [] or as null.
     if items is not None and not isinstance(items, list):
         raise not_understood("its items are no list")
     version = meta.get("resourceVersion")
@@ -114,7 +114,7 @@ def read_items(answer: Mapping[str, Any], kind: str) -> tuple[list[Any], str, Ma
 
 
 def read_annotation(found: Any, annotation: str) -> tuple[str, Optional[str]]:
-    """A namespace's name, and what it says; no more of it than can be of use."""
+    """A namespace's name and its annotation, cut to a useful length."""
     try:
         meta = found["metadata"]
         text = (meta.get("annotations") or {}).get(annotation)
@@ -124,7 +124,7 @@ def read_annotation(found: Any, annotation: str) -> tuple[str, Optional[str]]:
 
 
 def read_pod(found: Any) -> Pod:
-    """What is used of a pod; what is of another shape than a pod's is an error, as it would be
+    """The used part of a pod. Anything that is not shaped like a pod is an error: it would be
     taken for a pod without an address."""
     try:
         meta, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}

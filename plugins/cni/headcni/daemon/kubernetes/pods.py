@@ -29,7 +29,7 @@ log = Log("pods")
 
 
 class Stats(NamedTuple):
-    """For the metrics: how many pods and waiting ones now, and what was counted since the start."""
+    """For the metrics: pods and queued pods now, and counters since the start."""
 
     connected: bool
     pods: int
@@ -63,8 +63,7 @@ class PodWatcher:
         pauses: tuple[float, float] = (FIRST_PAUSE, LONGEST_PAUSE),
         cni_path: str = repair.CNI_PATH,
     ) -> None:
-        """`own_cidrs` tell a pod of ours from another plugin's; `cni_path` is where the plugins are
-        that a leaked network may have to be released with."""
+        """For `own_cidrs` and `cni_path` see PodNetworks."""
         self._client = client
         self._selector = Selector(node_name, labels)
         self._on_pass, self._interval, self._pauses = on_pass, interval, pauses
@@ -84,7 +83,7 @@ class PodWatcher:
         self._lock = threading.Lock()
         self._working = threading.Lock()
         self._pods: dict[str, Pod] = {}  # by uid
-        self._version = ""  # from which on to watch; "" is to list anew
+        self._version = ""  # where to continue the watch; "" means to list again
         self._connected = False
         self._condition = Condition("pods", False, "the API server has not been asked yet")
         self._pass_at = 0.0
@@ -93,12 +92,12 @@ class PodWatcher:
 
     @property
     def condition(self) -> Condition:
-        """For /ready. Once the pods are known, an API server that is away is worth a word, but
-        keeps no node from serving pods."""
+        """For /ready. Once the pods are known, a lost API server is mentioned, but does not make
+        the node not ready."""
         return self._condition
 
     def held_back(self) -> str:
-        """The same as the monitor asks for it: why the node is not ready, or nothing."""
+        """For the monitor: why the node is not ready, or an empty text."""
         return "" if self._condition.ok else self._condition.message
 
     @property
@@ -122,7 +121,7 @@ class PodWatcher:
             thread.start()
 
     def stop(self) -> None:
-        """Ends the watch and the passes; networks stay as they are."""
+        """End the watch and the passes. Networks stay as they are."""
         self._stopping.set()
         self._queue.close()
         deadline = time.monotonic() + STOP_SECONDS
@@ -132,7 +131,7 @@ class PodWatcher:
                 thread.join(0.1)
 
     def every(self, seconds: float) -> None:
-        """From now on the passes over all pods are so far apart."""
+        """Change the interval between passes over all pods."""
         self._interval = seconds
         self._plan_pass()
         self._queue.interrupt()
@@ -141,13 +140,11 @@ class PodWatcher:
         return all(thread.is_alive() for thread in self._threads)
 
     def reconcile(self) -> PassReport:
-        """One pass over all pods and networks. Without a current view of the pods it does nothing
-        and says so; it never raises what a later pass may find mended."""
+        """One pass over all pods and networks. Without a current view of the pods it does
+        nothing and says so. Problems that a later pass may solve are reported, not raised."""
         if not self._connected:
             return PassReport(problem=self._condition.message)
         return self._pass(None)
-
-    # The API server's side.
 
     def _watch(self) -> None:
         keep_watching(self._watch_once, self._lost, self._failed, self._stopping, self._pauses)
@@ -184,7 +181,7 @@ class PodWatcher:
             self._enqueue(uid)
 
     def _check_name(self) -> None:
-        """A node without pods is rare, and a wrong name is not."""
+        """A node without pods is rare, and a wrong node name is not."""
         name = self._selector.node
         try:
             known = self._client.has_node(name)
@@ -219,7 +216,7 @@ class PodWatcher:
     def _enqueue(self, uid: str, delay: float = 0.0) -> None:
         if not self._queue.put(uid, delay):
             self._counts.dropped += 1
-            self._pass_at = time.monotonic()  # it is among all
+            self._pass_at = time.monotonic()  # the pass over all pods includes it
 
     def _found(self) -> None:
         self._connected = True
@@ -239,7 +236,7 @@ class PodWatcher:
             self._tell(False, str(problem))
 
     def _tell(self, ok: bool, message: str) -> None:
-        """Logged when it changes; its figures aside, which differ each time."""
+        """Log the condition when it changes. Numbers are ignored, because they differ each time."""
         before, self._condition = self._condition, Condition("pods", ok, message)
         if re.sub(r"\d+", "", before.message) == re.sub(r"\d+", "", message):
             return
@@ -247,8 +244,6 @@ class PodWatcher:
             log.warn("the API server cannot be watched", problem=message)
         else:
             log.info("watching", node=self._selector.node, labels=self._selector.labels)
-
-    # The node's side.
 
     def _work(self) -> None:
         self._plan_pass()
@@ -263,19 +258,19 @@ class PodWatcher:
                 self.reconcile()
 
     def _plan_pass(self) -> None:
-        # Nodes that were started together do not ask together for ever.
+        # Nodes that were started together should not ask at the same moments for ever.
         wait = self._interval * random.uniform(0.8, 1.2)  # noqa: S311
         self._pass_at = time.monotonic() + wait
 
     def _pass(self, uids: Optional[frozenset[str]]) -> PassReport:
-        """Over these pods, or all."""
+        """Compare these pods, or all."""
         began = time.monotonic()
         with self._working:
             report = self._attempt(uids)
         if self._on_pass is not None:
             try:
                 self._on_pass(report, time.monotonic() - began)
-            except Exception as bug:  # a listener's mistake cuts nobody off
+            except Exception as bug:  # a mistake in a listener must not stop the passes
                 log.error("a listener failed", problem=bug)
         return report
 
@@ -286,7 +281,7 @@ class PodWatcher:
             if not self._stopping.is_set():
                 log.warn("not compared", problem=problem)
             return PassReport(problem=str(problem))
-        except Exception as bug:  # without passes nothing is repaired; the next may well succeed
+        except Exception as bug:  # the next pass may succeed
             log.error("a bug in HeadCNI", problem=bug)
             return PassReport(problem=f"a bug in HeadCNI: {bug!r}")
 

@@ -1,8 +1,8 @@
 """The daemon's own token for Kubernetes, renewed long before it expires.
 
-site.yml gives a node its first token. Each later one is asked for with the one before it, so a node
-that is off for the whole lifetime needs site.yml again. Only the file that site.yml made is
-written: a kubeconfig or token of the operator's own is theirs to renew.
+site.yml gives a node its first token. Each later token is requested with the previous one, so a
+node that is off for the whole lifetime needs site.yml again. Only the file that site.yml made is
+written: the operator's own kubeconfig or token is not ours to renew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .access import Access
 from .client import KubeClient
 from .errors import REFUSED, KubeError
 
-LOOK_SECONDS = 60.0  # site.yml may have written another token meanwhile
+LOOK_SECONDS = 60.0  # between looks, because site.yml may write another token
 LONGEST_PAUSE = 3600.0
 STOP_SECONDS = 5.0
 RUN_SITE = "run site.yml for this node"
@@ -60,11 +60,11 @@ class TokenKeeper:
 
     @property
     def expires(self) -> float:
-        """Seconds since 1970; 0 if it never does, or is not ours to renew."""
+        """Seconds since 1970; 0 if the token never expires, or is not ours to renew."""
         return self._token.expires if self._token is not None else 0.0
 
     def trouble(self) -> str:
-        """What an operator should see to; nothing while all is well."""
+        """What the operator should act on; empty if all is well."""
         token, now = self._token, self._clock()
         if token is None or not token.expires:
             return ""
@@ -80,10 +80,10 @@ class TokenKeeper:
         return ""
 
     def look(self) -> float:
-        """Renew it if it is due; the answer is how many seconds to wait before the next look."""
+        """Renew the token if it is due. Returns the seconds until the next look."""
         try:
             self._token = self._read()
-        except KubeError as problem:  # the watch of pods says the same, and logs it
+        except KubeError as problem:  # the watch of pods logs the same
             log.debug("the token cannot be read", problem=problem)
             self._token = None
         token, now = self._token, self._clock()
@@ -91,7 +91,9 @@ class TokenKeeper:
             return LOOK_SECONDS
         if now < token.renew_at:
             self._failures, self._failure, self._retry_at = 0, "", 0.0
-        elif not 0 < self._retry_at - now <= 2 * LONGEST_PAUSE:  # or the clock was put back
+        elif (
+            not 0 < self._retry_at - now <= 2 * LONGEST_PAUSE
+        ):  # the last case: the clock was set back
             self._attempt(token, now)
         self._tell()
         ahead = [at - self._clock() for at in (token.renew_at, self._retry_at)]
@@ -114,7 +116,7 @@ class TokenKeeper:
         log.info("renewed", until=bearer_token.date(self.expires))
 
     def _pause(self, lifetime: float) -> float:
-        """A minute at first and an hour at last; less for a token that lives for minutes."""
+        """From a minute up to an hour; less for a token that lives for minutes."""
         longest = min(LONGEST_PAUSE, lifetime / 20)
         pause = min(LOOK_SECONDS, lifetime / 60) * 2.0 ** min(self._failures - 1, 12)
         return min(pause, longest) * random.uniform(0.8, 1.2)  # noqa: S311
@@ -131,7 +133,7 @@ class TokenKeeper:
         return fresh
 
     def _tell(self) -> None:
-        """Logged when it changes."""
+        """Log a problem when it changes."""
         said = self.trouble()
         if said and said != self._told:
             log.warn(said)
@@ -139,7 +141,7 @@ class TokenKeeper:
 
 
 def _write(path: str, text: str) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Write the file completely or not at all, and never readable by others."""
     fresh = f"{path}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with open(os.open(fresh, flags, 0o600), "w", encoding="ascii") as file:

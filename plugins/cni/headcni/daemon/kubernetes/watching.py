@@ -1,4 +1,4 @@
-"""Going on with a watch at the API server, whatever becomes of it."""
+"""Continuing a watch at the API server whatever happens to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import STOPPED, KubeError
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 SHORTEST_WATCH = 1.0
 
-# Watches until the server ends it; what it is given is to be called when something was heard.
+# Watches until the server ends it, and calls its argument whenever something arrives.
 Attempt = Callable[[Callable[[], None]], None]
 
 
@@ -23,7 +23,7 @@ def keep_watching(
     stopping: threading.Event,
     pauses: Tuple[float, float] = (FIRST_PAUSE, LONGEST_PAUSE),
 ) -> None:
-    """Again and again, with longer pauses while it does not go well."""
+    """Watch again and again, with longer pauses while it fails."""
     first, longest = pauses
     pause = first
 
@@ -44,10 +44,10 @@ def keep_watching(
                 return
             wait = max(pause, problem.retry_after)
             lost(problem)
-        except Exception as bug:  # without a watch nothing is found; the next may well succeed
+        except Exception as bug:  # the next attempt may succeed
             wait = longest
             failed(bug)
         if wait:
-            # Nodes that lost the API server together do not come back together.
+            # Nodes that lost the API server together should not come back together.
             stopping.wait(wait * random.uniform(0.5, 1.5))  # noqa: S311
             pause = min(pause * 2, longest)

@@ -69,7 +69,9 @@ def heap(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> bytes
             if ours:
                 tracemalloc.stop()
     found = [
-        Sample(tuple(_line(item) for item in reversed(group.traceback)), (group.count, group.size))
+        Sample(
+            tuple(_line(frame) for frame in reversed(group.traceback)), (group.count, group.size)
+        )
         for group in taken.statistics("traceback")
         if group.traceback[-1].filename not in (tracemalloc.__file__, __file__)
     ]
@@ -81,7 +83,7 @@ def threads() -> str:
     """Every thread's name and stack, as text."""
     frames = sys._current_frames()
     shown = []
-    for thread in sorted(threading.enumerate(), key=lambda item: item.name):
+    for thread in sorted(threading.enumerate(), key=lambda thread: thread.name):
         frame = frames.get(thread.ident or 0)
         kind = " (daemon)" if thread.daemon else ""
         stack = "".join(traceback.format_stack(frame)) if frame else "  not running\n"
@@ -128,7 +130,7 @@ def _watch(seconds: float, cancelled: Callable[[], bool]) -> List[Sample]:
         time.sleep(min(PERIOD, end - now))
         now = time.monotonic()
         passed, last = int((now - last) * 1e9), now
-        known = {item.ident: item for item in threading.enumerate()}
+        known = {thread.ident: thread for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             thread = known.get(ident)
             if ident == own or thread is None or thread.native_id is None:
@@ -196,11 +198,11 @@ def encode(
 
     body = b"".join(_message(1, _pair(text(name), text(unit))) for name, unit in types)
     for sample in samples:
-        one = _packed(1, [location(place) for place in sample.stack])
-        one += _packed(2, sample.values)
+        message = _packed(1, [location(place) for place in sample.stack])
+        message += _packed(2, sample.values)
         if sample.thread:
-            one += _message(3, _number(1, text("thread")) + _number(2, text(sample.thread)))
-        body += _message(2, one)
+            message += _message(3, _number(1, text("thread")) + _number(2, text(sample.thread)))
+        body += _message(2, message)
     # One mapping that says "all is symbolised": else pprof looks for a binary to do it with.
     mapping = _number(1, 1) + _number(5, text("headcni-daemon"))
     body += _message(3, mapping + b"".join(_number(flag, 1) for flag in (7, 8, 9)))
