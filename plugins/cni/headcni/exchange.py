@@ -1,6 +1,5 @@
-"""A question to a server over TCP, and an end to it: when its time is up, or when somebody ends it,
-whatever the other side does. A socket's own time-out begins anew with each byte.
-"""
+"""A request to a server over TCP that always ends: when its time is up, or when another thread
+ends it, whatever the server does. A socket's own time-out starts again with each byte."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from typing import Optional
 
 
 class Exchange:
-    """One question; `late` says that it was time that ended it. Without a limit it is a wait that
-    somebody else can end."""
+    """A single request. `late` means that the time limit ended it. Without a limit it is a wait
+    that another thread can end."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -37,12 +36,12 @@ class Exchange:
         self.ended.set()
         with self._lock, suppress(OSError):
             if self._socket is not None:
-                # Not SSLSocket's, which takes the cipher away from under who reads.
+                # Not SSLSocket's own shutdown, which would remove the cipher while a thread reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 class Exchanges:
-    """Those in progress. May be used by any thread."""
+    """The exchanges in progress. May be used by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +66,7 @@ class Exchanges:
                 self._open.discard(exchange)
 
     def end(self) -> None:
-        """End all that are in progress; what is begun later goes on as ever."""
+        """End all that are in progress. Later exchanges are not affected."""
         with self._lock:
             exchanges = list(self._open)
         for exchange in exchanges:
@@ -75,9 +74,9 @@ class Exchanges:
 
 
 class Connection(http.client.HTTPConnection):
-    """http, or https where `tls` is given; the exchange knows the socket before a handshake begins.
+    """http, or https if `tls` is given. The exchange knows the socket before the handshake begins.
 
-    `server_name` is the name in the certificate, where it is not the host's.
+    `server_name` is the name in the certificate, if it differs from the host.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.create_connection((self.host, self.port), self.timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A watch is silent for long; a server whose machine died must still be noticed.
+        # A watch may be silent for long, and we must still notice that the server's machine died.
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             self.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,11 +1,11 @@
-"""The daemon's log: one line an event, logfmt or JSON, to stderr, which the journal keeps.
+"""The log: a line for each event, in logfmt or JSON, on stderr, which the journal keeps.
 
     log = Log("routes")
     log.info("reconciled", added=3, removed=0)
     → level=INFO part=routes msg=reconciled added=3 removed=0
 
-Built on the standard library's logging, so what pyroute2 or http.server log comes out the same
-way. Nothing outside the daemon imports this: the shim has no milliseconds to spare for it.
+It is built on the standard library's logging, so messages of pyroute2 or http.server look the same.
+The plugins do not import this: a call without a daemon has no milliseconds to spare for it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LEVELS: Dict[str, int] = {
     "FATAL": logging.CRITICAL,
 }
 _NAMES = {number: name for name, number in LEVELS.items()}
-# syslog's numbers, as systemd reads them at the start of a line.
+# syslog's numbers, which systemd reads at the start of a line.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARN": 4, "ERROR": 3, "FATAL": 2}
 _PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f]+\Z")
 _OURS = ("time", "level", "part", "msg", "trace")
-# Whatever is logged, a line has an end: values may come from pods, peers or servers.
+# Limits on the length of a line: values may come from pods, peers or servers.
 LONGEST_VALUE = 4096
 LONGEST_TRACE = 16384
 MOST_ITEMS = 64
 
 
 class Log:
-    """The log of one part of the daemon. Writing to it never raises."""
+    """The log of a part of the daemon. Writing to it never raises."""
 
     def __init__(self, part: str) -> None:
         self._logger = logging.getLogger(f"{NAME}.{part}")
@@ -57,15 +57,15 @@ class Log:
         self._write(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: Any) -> None:
-        """With ``problem=exception`` what it says; within DEBUG also where it came from."""
+        """``problem=exception`` logs its message, and at level DEBUG also its traceback."""
         self._write(logging.ERROR, message, fields)
 
     def fatal(self, message: str, **fields: Any) -> None:
-        """The last line of a daemon that cannot go on; ending it is up to the caller."""
+        """The last line of a daemon that cannot continue. The caller ends the process."""
         self._write(logging.CRITICAL, message, fields)
 
     def enabled(self, level: str) -> bool:
-        """Whether it is worth the work to find out what to say."""
+        """Whether a level is logged, before work is done to find out what to log."""
         return self._logger.isEnabledFor(LEVELS[level])
 
     def _write(self, level: int, message: str, fields: Dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Log:
 
 
 def set_up(level: str = "INFO", style: str = "logfmt", stream: Optional[TextIO] = None) -> None:
-    """Start logging, or change how; again as often as SIGHUP likes."""
+    """Start logging, or change level and style. May be called again, as on SIGHUP."""
     target = sys.stderr if stream is None else stream
     root = logging.getLogger()
     root.handlers = [handler for handler in root.handlers if not isinstance(handler, _Handler)]
@@ -82,11 +82,11 @@ def set_up(level: str = "INFO", style: str = "logfmt", stream: Optional[TextIO] 
     handler.setFormatter(_Formatter(style == "json", is_journal(target)))
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
-    logging.raiseExceptions = False  # a log that cannot be written stops nobody
+    logging.raiseExceptions = False  # a log that cannot be written must not stop anything
 
 
 def is_journal(stream: TextIO) -> bool:
-    """Whether systemd reads at the other end: it has the time, and wants the level in front."""
+    """Whether systemd reads the stream: it adds the time itself, and wants the level first."""
     device, _unused, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         seen = os.fstat(stream.fileno())
@@ -96,7 +96,7 @@ def is_journal(stream: TextIO) -> bool:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.9 has no [TextIO]
-    """Ours, to be told from those of a test runner."""
+    """A class of our own, to tell our handler from those of a test runner."""
 
 
 class _Formatter(logging.Formatter):
@@ -131,7 +131,7 @@ class _Formatter(logging.Formatter):
 
 
 def _level(record: logging.LogRecord) -> str:
-    """By ours, as others' loggers may have numbers between them."""
+    """The name of our nearest lower level: other loggers may use numbers in between."""
     below = [number for number in _NAMES if number <= record.levelno]
     return _NAMES[max(below)] if below else "DEBUG"
 
@@ -162,7 +162,7 @@ def _logfmt(pairs: List[Tuple[str, Any]]) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value that stays one word on one line."""
+    """A value as a single word on a single line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)

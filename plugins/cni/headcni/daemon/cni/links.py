@@ -1,4 +1,4 @@
-"""The thread that deletes the links which DEL took down, all that wait in one request."""
+"""The thread that deletes the links that DEL has taken down, all waiting links in one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY_SECONDS = 5.0  # after a failure
 
 
 class LinkRemover:
-    """Runs from start() to stop(), once. What it does not get to stays in the store."""
+    """Runs from start() to stop(), once. Links that it does not get to stay in the store."""
 
     def __init__(
         self,
@@ -26,9 +26,9 @@ class LinkRemover:
         self._store = store
         self._drop_store = drop_store
         self._log = log
-        self._said = ""  # the last failure: while it stays the same it is not said again
+        self._said = ""  # the last failure, logged again only when it changes
         self._came = threading.Condition()
-        self._folders: set[str] = set()  # whose stores may have tombstones
+        self._folders: set[str] = set()  # with stores that may have tombstones
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="links", daemon=True)
 
@@ -36,7 +36,7 @@ class LinkRemover:
         self._thread.start()
 
     def stop(self, limit: float) -> bool:
-        """Finish what waits; false if that outlasts the limit."""
+        """Delete the waiting links; False if that outlasts the limit."""
         if self._thread.ident is None:
             return True
         self._stopping.set()

@@ -1,4 +1,4 @@
-"""What comes over the socket, taken apart; headcni/shim.py, which sends it, says what it is."""
+"""The messages on the server's socket, taken apart. headcni/shim.py sends and explains them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...shim import HEADER, IPAM, LIMIT, LOOPBACK, MAGIC, PROGRAM
 
 
 class Malformed(Exception):
-    """Not a request of ours."""
+    """The message is not a valid request."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Request:
 
     @property
     def program(self) -> str:
-        """What was started: headcni, headcni-ipam or loopback."""
+        """The program that was started: headcni, headcni-ipam or loopback."""
         return self.env.get(PROGRAM.decode(), "")
 
     @property
@@ -37,7 +37,7 @@ class Request:
 
 
 def whole(received: bytearray) -> Optional[int]:
-    """How long the message is that has begun to arrive; None while that cannot be said."""
+    """The length of the message that is arriving; None while it is unknown."""
     if received[: len(MAGIC)] != MAGIC[: len(received)]:
         raise Malformed(f"it begins with {bytes(received[: len(MAGIC)])!r}")
     if len(received) < HEADER:
@@ -71,7 +71,7 @@ def answer(exit_code: int, output: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Report:
-    """How a call went that was handed back to its shim."""
+    """The outcome of a call that was handed back to its shim."""
 
     code: int
     output: bytes
@@ -79,7 +79,7 @@ class Report:
 
 
 def report(received: bytearray) -> Optional[Report]:
-    """None if the shim was ended before it had reported."""
+    """None if the shim ended before it had reported."""
     try:
         if whole(received) != len(received):
             return None

@@ -12,15 +12,15 @@ STORES_KEPT = 8
 
 
 class OpenStores:
-    """The stores in use, kept open: one, on a node with one network.
+    """The stores in use, kept open: a single store on a node with one network.
 
-    A store that is dropped is closed as soon as its last user is done. Python would close it some
-    time later, and until then the kernel keeps a deleted database on the disk: on a small one there
-    would be no room for the new one.
+    A dropped store is closed as soon as its last user is done. Python would close it later, and
+    until then the kernel keeps a deleted database on the disk, which on a small disk would leave no
+    room for the new one.
     """
 
     def __init__(self) -> None:
-        self.opened: Callable[[str], None] = lambda _unused: None  # told of each folder
+        self.opened: Callable[[str], None] = lambda _unused: None  # called with each folder
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
         self._users: dict[Store, int] = {}
@@ -47,7 +47,7 @@ class OpenStores:
                         store.close()
 
     def drop(self, data_dir: str) -> None:
-        """Have it opened anew."""
+        """Close it, so that it is opened again."""
         with self._lock:
             if data_dir in self._open:
                 self._forget(data_dir)

@@ -1,10 +1,10 @@
-"""What headcnictl asks the daemon: one line with a question, answers as lines of JSON.
+"""The control socket: headcnictl sends a line with a question, and gets lines of JSON.
 
-    status            how everything stands
+    status            the state of everything
     events            what happened lately
-    events follow     and what happens from now on
+    events follow     the same, and what happens from now on
 
-On a unix socket that root alone may use. It answers also where the monitor's port is turned off.
+It is a unix socket that only root may use. It works even if the monitor is turned off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLIENTS = 16
 BUSY = b'{"error":"too many ask at once; try again"}\n'
 QUESTION_SECONDS = 5.0
 SEND_SECONDS = 10.0
-BEAT_SECONDS = 15.0  # how soon a follower that went away is noticed
+BEAT_SECONDS = 15.0  # how soon we notice that a follower has gone
 
 log = Log("control")
 
@@ -63,10 +63,10 @@ class Control:
                 os.unlink(self.path)
 
     def answers(self, question: str) -> Iterator[Mapping[str, Any]]:
-        """An empty answer is a beat, by which a follower that went away is noticed."""
+        """An empty answer is a heartbeat, which shows whether a follower has gone."""
         try:
             yield from self._answers(question)
-        except Exception as problem:  # a store that cannot be read, say: who asks wants to know
+        except Exception as problem:  # for example an unreadable store: the client wants to know
             log.error("a question has no answer", question=question, problem=problem)
             yield {"error": str(problem) or type(problem).__name__}
 
@@ -100,7 +100,10 @@ class _Server(FewAtOnce, socketserver.UnixStreamServer):
         self.server_close()
 
     def end(self) -> None:
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as caller:  # wakes up who waits
+        with (
+            suppress(OSError),
+            socket.socket(socket.AF_UNIX) as caller,
+        ):  # wakes up the waiting thread
             caller.settimeout(1)
             caller.connect(self.control.path)
 

@@ -1,7 +1,7 @@
-"""What happened to pods' networks: to the log, to the counters, and to whoever follows.
+"""What happened to pods' networks: written to the log, counted, and sent to followers.
 
-The newest are kept, so that one who asks afterwards still sees them. A follower who does not keep
-up loses the oldest of what waits for him, and is told how many; nobody waits for a follower.
+The newest events are kept for those who ask later. A follower that is too slow loses the oldest of
+its waiting events, and is told how many. Nobody waits for a follower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...store import Attachment
 
 KEPT = 256
 WAITING = 256
-LONGEST_REASON = 1024  # characters: so many events are kept, and a pod's author may cause them
+LONGEST_REASON = 1024  # characters; events are kept in memory, and a pod's author may cause them
 MOST_ADDRESSES = 16
 
 ADDED, DELETED, FAILED, LEAKED, MISSING, REPAIRED = (
@@ -40,7 +40,7 @@ log = Log("events")
 
 @dataclass(frozen=True)
 class Event:
-    """`pod_ip` and `gateway` are one for each family; `interface` is the pod's."""
+    """`pod_ip` and `gateway` have an address for each family. `interface` is the pod's."""
 
     type: str
     pod: PodRef = _NO_POD
@@ -69,7 +69,7 @@ class Event:
         )
 
     def as_dict(self) -> Dict[str, Any]:
-        """As it is sent; what is not known is left out."""
+        """As it is sent. Unknown values are left out."""
         named = {
             "type": self.type,
             "time": self.time,
@@ -88,7 +88,7 @@ class Event:
 
 
 class Follower:
-    """One who listens. `next` waits, at most so long."""
+    """Receives events. `next` waits for at most that many seconds."""
 
     def __init__(self) -> None:
         self._waiting: Deque[Dict[str, Any]] = deque()
@@ -113,7 +113,7 @@ class Follower:
 
 
 class Events:
-    """All that happened lately, and those who listen."""
+    """The latest events, and their followers."""
 
     def __init__(self, count: Callable[[str], None] = lambda _unused: None) -> None:
         self._count = count
@@ -132,7 +132,7 @@ class Events:
                 follower.tell(told)
 
     def wake(self) -> None:
-        """Followers see that something has changed, though nothing happened."""
+        """Let followers look around although nothing has happened."""
         with self._lock:
             for follower in self._followers:
                 follower.tell({})
@@ -143,7 +143,7 @@ class Events:
 
     @contextmanager
     def following(self) -> Iterator[Follower]:
-        """From what is kept on, without a gap."""
+        """The kept events, and then all new ones, without a gap."""
         follower = Follower()
         with self._lock:
             for event in self._kept:

@@ -1,7 +1,8 @@
-"""A thread for each request, and so many at once: one too many is told so, and costs no thread.
+"""A server with a thread for each request and a limit on requests at a time. A client beyond the
+limit is told so, without a thread.
 
-A client that keeps us waiting, for its request or for its reading of the answer, loses its place to
-the next one, the oldest first. So no number of idle clients keeps others out.
+A client that keeps us waiting, for its request or for reading the answer, loses its place to the
+next client, the oldest first. So idle clients cannot keep others out, however many they are.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-EVICTION_SECONDS = 0.5  # for the thread of a client that lost its place
+EVICTION_SECONDS = 0.5  # for the thread of a client that lost its place to end
 
 
 class FewAtOnce(socketserver.ThreadingMixIn):
-    """For a server of socketserver's."""
+    """A mixin for servers of socketserver."""
 
     daemon_threads = True
 
     def __init__(self, at_once: int, busy: bytes, *args: Any) -> None:
-        """`busy` is what the one too many gets."""
+        """`busy` is what a client beyond the limit gets."""
         self._at_once, self._busy = at_once, busy
         self._free = threading.Semaphore(at_once)
         self._lock = threading.Lock()
-        self._waited_for: dict[Any, None] = {}  # connections, the one that came first is first
+        self._waited_for: dict[Any, None] = {}  # connections, the oldest first
         super().__init__(*args)
 
     def is_waited_for(self, request: Any, waited_for: bool) -> None:
-        """Whether we wait for the client of this connection, or it for us."""
+        """Note whether we wait for this connection's client, or the client for us."""
         with self._lock:
             self._waited_for.pop(request, None)
             if waited_for:
                 self._waited_for[request] = None
 
     def drained(self, seconds: float) -> None:
-        """Wait for those at work; nobody gets in afterwards."""
+        """Wait for requests in progress. Nobody gets in afterwards."""
         end = monotonic() + seconds
         for _unused in range(self._at_once):
             self._free.acquire(timeout=max(0.0, end - monotonic()))
@@ -51,7 +52,7 @@ class FewAtOnce(socketserver.ThreadingMixIn):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started, to give the place back at its end
+        except BaseException:  # no thread was started that would free the place at its end
             self._free.release()
             raise
 
@@ -64,7 +65,7 @@ class FewAtOnce(socketserver.ThreadingMixIn):
             self._free.release()
 
     def shutdown_request(self, request: Any) -> None:
-        self.is_waited_for(request, False)  # its descriptor may be another's after this
+        self.is_waited_for(request, False)  # another connection may get its descriptor after this
         super().shutdown_request(request)  # type: ignore[misc]
 
     def _has_place(self) -> bool:
@@ -75,6 +76,6 @@ class FewAtOnce(socketserver.ThreadingMixIn):
             if oldest is None:
                 return False
             del self._waited_for[oldest]
-            with suppress(OSError):  # its thread, which reads or writes, sees the end
+            with suppress(OSError):  # its thread then sees the end of the connection
                 oldest.shutdown(socket.SHUT_RDWR)
         return self._free.acquire(timeout=EVICTION_SECONDS)

@@ -1,11 +1,11 @@
-"""What the daemon counts and times, in Prometheus' terms.
+"""What the daemon counts and measures, for Prometheus.
 
 The parts of the daemon call plain methods; nothing outside this file knows prometheus_client. It
-costs 15 ms and 2 MB beside http.client and ssl, which the daemon has anyway.
+costs 15 ms and 2 MB in addition to http.client and ssl, which the daemon has anyway.
 
-No label grows without bound: namespaces, networks and names of ours, but no pods, containers or
-addresses. ``pod_name_label`` is the exception that an operator may ask for; a pod's series then
-goes with the pod.
+No label grows without bound: there are namespaces, networks and our own names, but no pods,
+containers or addresses. ``pod_name_label`` is an exception that an operator may ask for; a pod's
+series is then removed with the pod.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ... import errors
 from ...ipam.config import TYPE as OUR_IPAM
 from ...model import NetworkConfig, PodRef
 
-# A warm ADD takes some 5 ms, a cold one 100, one with delegates up to seconds.
+# An ADD takes about 5 ms, without a daemon 100 ms, and with delegates up to seconds.
 CALLS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # Steps within a call: an allocation is a fraction of a millisecond.
 STEPS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10)
 # Requests over a socket or the network.
 REQUESTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-# A code's name by the table of errors.
+# The names of error codes, from the table of errors.
 _CODE_NAMES: Dict[int, str] = {
     value: name.lower()
     for name, value in vars(errors).items()
@@ -41,12 +41,12 @@ _CODE_NAMES: Dict[int, str] = {
 }
 _VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 
-# What a provider tells: label values → value, or the value of a gauge without labels.
+# What a provider returns: label values → value, or the value of a gauge without labels.
 Reading = Union[float, Mapping[Tuple[str, ...], float]]
 
 
 def error_type(code: int) -> str:
-    """The label of an error; codes that delegates make up are all one."""
+    """The label of an error. Codes that delegates invent share a label."""
     return _CODE_NAMES.get(code, "other")
 
 
@@ -134,7 +134,7 @@ class Metrics:
         code: int,
         phases: Mapping[str, float],
     ) -> None:
-        """One verb, as the server's ``on_call`` reports it: an error came from the last phase."""
+        """A verb, as the server's ``on_call`` reports it. An error came from the last phase."""
         outcome = "error" if code else "ok"
         self._plugin.labels(verb if verb in _VERBS else "other", outcome).observe(seconds)
         if code:
@@ -157,7 +157,7 @@ class Metrics:
             self._dns.observe(phases["dns"])
 
     def allocated(self, strategy: str, seconds: float, code: int = 0) -> None:
-        """One allocation of addresses; with a code, one that failed."""
+        """An allocation of addresses. With a code, it failed."""
         self._allocation.labels(strategy).observe(seconds)
         if code:
             self._allocation_failures.labels(strategy, error_type(code)).inc()
@@ -165,20 +165,21 @@ class Metrics:
             self._allocations.labels(strategy).inc()
 
     def responded(self, seconds: float) -> None:
-        """One request on the daemon's socket was answered."""
+        """A request on the daemon's socket was answered."""
         self._response.observe(seconds)
 
     def failed(self, kind: str) -> None:
-        """Something went wrong: of a code ``error_type(code)``, else a fixed word of the caller."""
+        """Something went wrong: ``error_type(code)`` for a code, else a fixed word of the
+        caller."""
         self._errors.labels(kind).inc()
 
     def event(self, kind: str) -> None:
         self._events.labels(kind).inc()
 
     def reconciled(self, part: str, seconds: float, ok: int = True, **changes: int) -> None:
-        """One comparison of a part's desired and actual state: added=2, removed=1 and so on.
+        """A comparison of a part's desired and actual state: added=2, removed=1 and so on.
 
-        ``ok`` is a bool, of the changes' type so that they may be handed over as **changes.
+        ``ok`` is a bool. It has the type of the changes so that callers can pass them as **changes.
         """
         self._reconcile.labels(part, "ok" if ok else "error").observe(seconds)
         for action, count in changes.items():
@@ -186,7 +187,7 @@ class Metrics:
 
     @contextmanager
     def headscale(self, operation: str) -> Iterator[None]:
-        """Time a request to Headscale; an exception that leaves the block makes it a failed one."""
+        """Measure a request to Headscale. It counts as failed if an exception leaves the block."""
         with _timed(self._headscale, operation):
             yield
 
@@ -205,16 +206,16 @@ class Metrics:
     def gauge(
         self, name: str, about: str, read: Callable[[], Reading], labels: Tuple[str, ...] = ()
     ) -> None:
-        """``headcni_<name>``, read anew at each scrape: a value, or one for each tuple of labels.
+        """``headcni_<name>``, read at each scrape: a value, or a value for each tuple of labels.
 
-        One that cannot be read is left out and counted; the others are still told.
+        A gauge that cannot be read is left out and counted; the others are still shown.
         """
         self.registry.register(
             _Provided(f"headcni_{name}", about, read, labels, self._scrape_errors.labels(name).inc)
         )
 
     def conditions(self, read: Callable[[], Iterable[Tuple[str, bool]]]) -> None:
-        """``headcni_condition``, 1 for each that holds: what /ready answers."""
+        """``headcni_condition``: 1 for each condition that holds, as in the answer of /ready."""
         self.gauge(
             "condition",
             "Whether a condition for being ready holds.",
@@ -223,14 +224,14 @@ class Metrics:
         )
 
     def render(self, accept: str = "") -> Tuple[str, bytes]:
-        """The content type and the text of all of it, as the asker would have it."""
+        """The content type and the text of all metrics, in the format that the client accepts."""
         encoder, content_type = choose_encoder(accept)
         return content_type, encoder(self.registry)
 
     def _forget(self, labels: Tuple[str, ...]) -> None:
         try:
             self._setup.remove(*labels)
-        except KeyError:  # older prometheus_client, and a pod that was never timed
+        except KeyError:  # an older prometheus_client, and a pod without measurements
             return
 
     def _histogram(
@@ -243,7 +244,7 @@ class Metrics:
 
 
 def _strategy(network: NetworkConfig) -> str:
-    """Other IPAM plugins choose by a way of their own."""
+    """Other IPAM plugins have their own way of choosing."""
     return network.ipam.strategy if network.ipam.type == OUR_IPAM else "delegated"
 
 
@@ -258,7 +259,7 @@ def _timed(histogram: Histogram, operation: str) -> Iterator[None]:
 
 
 class _Provided(Collector):
-    """A gauge whose values somebody else has."""
+    """A gauge whose values come from a provider."""
 
     def __init__(
         self,
@@ -272,7 +273,7 @@ class _Provided(Collector):
         self.labels, self.could_not = labels, could_not
 
     def describe(self) -> Iterable[Metric]:
-        """For the registry to see a name given twice, without reading the values."""
+        """Lets the registry find duplicate names without reading the values."""
         return [GaugeMetricFamily(self.name, self.about, labels=self.labels)]
 
     def collect(self) -> Iterable[Metric]:

@@ -1,11 +1,11 @@
-"""The monitor: is the daemon well, what has it counted, where does its time go. HTTP, GET only.
+"""The monitor: health, readiness, metrics and profiles over HTTP, GET only.
 
     /healthz               200 as long as the daemon's parts run
-    /ready                 each condition by name; 503 if one does not hold
+    /ready                 each condition by name; 503 if any does not hold
     /metrics               for Prometheus
-    /debug/pprof/          profile, heap, threads; only where the operator wants them
+    /debug/pprof/          profile, heap, threads; only if the operator has enabled them
 
-/healthz and /ready answer text, or JSON to who accepts that or adds ?format=json.
+/healthz and /ready answer with text, or with JSON to clients that accept it or add ?format=json.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from . import pprof
 from .few_at_once import FewAtOnce
 from .metrics import Metrics
 
-# What holds a condition back, in a few words; "" if nothing does.
+# Why a condition does not hold, in a few words; "" if it holds.
 Reason = Callable[[], str]
 
 BUSY = 8  # requests at a time
-REQUEST_SECONDS = 5.0  # to send a whole request
-ANSWER_SECONDS = 10.0  # for a write of the answer
+REQUEST_SECONDS = 5.0  # for a client to send its whole request
+ANSWER_SECONDS = 10.0  # for each write of the answer
 LONGEST_REQUEST = 16 << 10  # bytes
 
 _PROFILES = """\
@@ -60,8 +60,8 @@ def text(status: int, message: str) -> Answer:
 class Monitor:
     """Answers on one address until it is stopped.
 
-    ``ready`` and ``alive`` name conditions, each with what asks about it. They are asked in a
-    thread of the request, so they must not wait for anything.
+    ``ready`` and ``alive`` are conditions by name, each with a function that checks it. The
+    functions run in the thread of a request, so they must not wait for anything.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Monitor:
         self._thread: Optional[threading.Thread] = None
 
     def start(self) -> None:
-        """Listen and answer, in threads; CniError if the address cannot be had."""
+        """Listen and answer, in threads; CniError if the address cannot be used."""
         try:
             self._server = _Server((self.address, self.port), self)
         except OSError as problem:
@@ -106,7 +106,7 @@ class Monitor:
         log.info("listening", on=self.where, pprof=self.serve_pprof)
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Stop listening; requests in progress have some seconds to end, a profile ends at once."""
+        """Stop listening. Requests in progress have some seconds to end; a profile ends at once."""
         server, self._server = self._server, None
         if server is None or self._thread is None:
             return
@@ -148,7 +148,7 @@ class Monitor:
 
 
 def ask(conditions: Mapping[str, Reason]) -> List[Condition]:
-    """Each condition as it is now. One that cannot be asked about does not hold."""
+    """The current state of each condition. A condition whose check fails does not hold."""
     found = []
     for name, reason in conditions.items():
         try:
@@ -194,30 +194,31 @@ class _Server(FewAtOnce, HTTPServer):
         super().__init__(BUSY, busy.encode(), where, _Handler)
 
     def server_bind(self) -> None:
-        """As http.server has it, less the question to DNS what this host is called."""
+        """The same as http.server's, but without asking DNS for this host's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def run(self) -> None:
-        """Without serve_forever's two wake-ups a second: end() is what ends the wait."""
+        """Unlike serve_forever it does not wake up twice a second: end() ends the wait."""
         while not self.ended:
             self.handle_request()
 
     def end(self, thread: threading.Thread, seconds: float) -> None:
-        """End ``run`` in its thread; only then is the socket closed, since run may be using it."""
+        """End ``run`` in its thread, and close the socket only then, because run may be using
+        it."""
         self.ended = True
-        self.socket.shutdown(socket.SHUT_RDWR)  # wakes up who waits for a client
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes up the thread that waits for a client
         thread.join(seconds)
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        del request  # is closed by now
+        del request  # it is closed already
         log.debug("request ended early", client=client_address[0], problem=sys.exc_info()[1])
 
 
 class _Incoming(io.RawIOBase):
-    """A request as it arrives; one that takes too long or says too much is not heard out."""
+    """A request as it arrives. Reading fails if it takes too long or is too large."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -2,13 +2,13 @@
 
     go tool pprof -top http://127.0.0.1:9001/debug/pprof/profile?seconds=10
 
-A profile looks at every thread's stack a hundred times a second, and asks the kernel how long each
-thread ran since the last look: so ``cpu`` is what was spent, and ``wall`` is also what was waited
-for. A heap profile traces allocations for some seconds and tells which of them are still there.
+A profile samples the stack of every thread a hundred times a second, and asks the kernel how long
+each thread has run since the last sample. So ``cpu`` is processor time, and ``wall`` includes
+waiting. A heap profile traces allocations for some seconds and shows which of them are still there.
 The threads' names are labels: ``pprof -tags``.
 
-The format is profile.proto of github.com/google/pprof, encoded here by hand: it is six messages of
-numbers and strings, and the protobuf package is not pure Python.
+The format is profile.proto of github.com/google/pprof. It is encoded here by hand, because it has
+only six messages of numbers and strings, and the protobuf package is not pure Python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PERIOD = 0.01
 _DEEPEST = 128
 _alone = threading.Lock()
 
-# Innermost first: function, file, line of the function, line within.
+# Innermost frame first: function, file, first line of the function, current line.
 Place = Tuple[str, str, int, int]
 Stack = Tuple[Place, ...]
 
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def profile(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> bytes:
-    """What the threads of this process do in the coming seconds."""
+    """What the threads of this process do during the next seconds."""
     _check(seconds)
     with _one_at_a_time():
         began, samples = time.time_ns(), _watch(seconds, cancelled)
@@ -52,9 +52,9 @@ def profile(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> by
 
 
 def heap(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> bytes:
-    """What is allocated in the coming seconds and still there after them.
+    """What is allocated during the next seconds and still there afterwards.
 
-    Where tracing is on already (PYTHONTRACEMALLOC), all that it has seen, and at once.
+    If tracing is on already (PYTHONTRACEMALLOC): everything that it has seen, at once.
     """
     _check(seconds)
     with _one_at_a_time():
@@ -149,7 +149,7 @@ def _watch(seconds: float, cancelled: Callable[[], bool]) -> List[Sample]:
 
 
 def _codes(frame: Optional[FrameType]) -> Tuple[Tuple[CodeType, int], ...]:
-    """A stack in few words: names are looked up once, at the end."""
+    """A stack without names: those are looked up once, at the end."""
     found: List[Tuple[CodeType, int]] = []
     while frame is not None and len(found) < _DEEPEST:
         found.append((frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno))
@@ -163,18 +163,20 @@ def _place(code: CodeType, line: int) -> Place:
 
 
 def _line(frame: tracemalloc.Frame) -> Place:
-    """tracemalloc remembers lines, not functions: the line has to be the name."""
+    """tracemalloc records lines, not functions, so the line serves as the name."""
     name = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
     return name, frame.filename, frame.lineno, frame.lineno
 
 
 def _time_of(native_id: int) -> int:
-    """Nanoseconds that a thread of this process has run."""
+    """Nanoseconds that a thread of this process has run so far."""
     try:
         with open(f"/proc/self/task/{native_id}/schedstat", "rb", buffering=0) as stream:
             return int(stream.read(64).split()[0])
     except (OSError, ValueError, IndexError):
-        return 0  # it has just ended, or the kernel does not count: wall time is still right
+        return (
+            0  # the thread has just ended, or the kernel does not count; wall time is still right
+        )
 
 
 def encode(
@@ -203,7 +205,7 @@ def encode(
         if sample.thread:
             message += _message(3, _number(1, text("thread")) + _number(2, text(sample.thread)))
         body += _message(2, message)
-    # One mapping that says "all is symbolised": else pprof looks for a binary to do it with.
+    # A mapping that says that all symbols are known; otherwise pprof looks for a binary.
     mapping = _number(1, 1) + _number(5, text("headcni-daemon"))
     body += _message(3, mapping + b"".join(_number(flag, 1) for flag in (7, 8, 9)))
     for place, number in locations.items():
@@ -226,7 +228,7 @@ def _pair(first: int, second: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    number &= (1 << 64) - 1  # as protobuf has negative numbers
+    number &= (1 << 64) - 1  # protobuf's encoding of negative numbers
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
