@@ -104,7 +104,7 @@ class Options:
         more = ("anti_spoofing_exempt", "reserved_ports", "ip_annotation_namespaces")
         for key in (*lists, *more):
             if isinstance(options.get(key), str):
-                options[key] = [item.strip() for item in options[key].split(",") if item.strip()]
+                options[key] = [text.strip() for text in options[key].split(",") if text.strip()]
         return cls(**options)
 
 
@@ -266,12 +266,12 @@ def _validate_ipam(ipam: Any, path: str) -> list[Mistake]:
     sets = ipam.get("ranges", [])
     if not isinstance(sets, list):
         return [*wrong, Mistake(f"{path}.ranges", sets, "a list of lists of ranges")]
-    for i, one_set in enumerate(sets):
-        if not isinstance(one_set, list) or not one_set:
-            wrong.append(Mistake(f"{path}.ranges[{i}]", one_set, "a list of at least one range"))
+    for i, range_set in enumerate(sets):
+        if not isinstance(range_set, list) or not range_set:
+            wrong.append(Mistake(f"{path}.ranges[{i}]", range_set, "a list of at least one range"))
             continue
-        for j, one in enumerate(one_set):
-            wrong += _validate_range(one, f"{path}.ranges[{i}][{j}]")
+        for j, given in enumerate(range_set):
+            wrong += _validate_range(given, f"{path}.ranges[{i}][{j}]")
     routes = ipam.get("routes", [])
     if not isinstance(routes, list):
         return [*wrong, Mistake(f"{path}.routes", routes, "a list of routes")]
@@ -282,21 +282,23 @@ def _validate_ipam(ipam: Any, path: str) -> list[Mistake]:
     return wrong
 
 
-def _validate_range(one: Any, path: str) -> list[Mistake]:
-    if not isinstance(one, Mapping):
-        return [Mistake(path, one, "an object with a subnet")]
-    subnet = _network(one.get("subnet"))
+def _validate_range(given: Any, path: str) -> list[Mistake]:
+    if not isinstance(given, Mapping):
+        return [Mistake(path, given, "an object with a subnet")]
+    subnet = _network(given.get("subnet"))
     if subnet is None:
-        return [Mistake(f"{path}.subnet", one.get("subnet"), _the_right_cidr(one.get("subnet")))]
+        return [
+            Mistake(f"{path}.subnet", given.get("subnet"), _the_right_cidr(given.get("subnet")))
+        ]
     wrong: list[Mistake] = []
     for key in ("rangeStart", "rangeEnd", "gateway"):
-        if key in one:
+        if key in given:
             try:
-                inside = ip_address(one[key]) in subnet if isinstance(one[key], str) else False
+                inside = ip_address(given[key]) in subnet if isinstance(given[key], str) else False
             except ValueError:
                 inside = False
             if not inside:
-                wrong.append(Mistake(f"{path}.{key}", one[key], f"an address in {subnet}"))
+                wrong.append(Mistake(f"{path}.{key}", given[key], f"an address in {subnet}"))
     return wrong
 
 

@@ -81,7 +81,7 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def options(config: DaemonConfig) -> conflist.Options:
-    """What the daemon's configuration says of pods."""
+    """The options of our conflist, from the daemon's configuration."""
     network, magic = config.network, config.dns.magic_dns
     try:
         cidrs = configuration.pod_cidrs(config).cidrs

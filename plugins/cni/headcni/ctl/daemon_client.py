@@ -1,4 +1,4 @@
-"""Asking the daemon over its control socket: one line with a question, answers as lines of JSON."""
+"""Asking the daemon over its control socket: a line with a question, answers as lines of JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``headcnictl leave``: take this node's routes out of the mesh, before HeadCNI is removed.
 
-What HeadCNI changed in the node's tailscaled is put back, its routes, rules and namespace go, and
-where the daemon asked Headscale for its routes itself, they are given up there. Each step is tried,
-and running it again finishes what did not work.
+It restores what HeadCNI changed in the node's tailscaled, and removes our routes, rules and
+namespace. If the daemon had its routes approved at Headscale itself, it withdraws the approval.
+Each step is tried, and running it again finishes what failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     config = node.load(args)
     pods = node.attachments(config)
     if pods and not args.keep_pods:
-        names = ", ".join(sorted({str(one.pod) or one.owner.container_id[:12] for one in pods})[:8])
+        names = ", ".join(sorted({str(pod.pod) or pod.owner.container_id[:12] for pod in pods})[:8])
         show(f"{len(pods)} pods use this network ({names} …): drain the node first, ", False)
         show("or say --keep-pods", False)
         return NO
@@ -97,7 +97,7 @@ def _routes(config: DaemonConfig) -> str:
         cluster_cidrs(config, own),
         own,
         interface=config.tailscale.interface,
-        own_networks_first=False,  # those rules go, too: tailscaled has its former prefs by now
+        own_networks_first=False,  # remove those rules too: tailscaled has its former prefs now
     )
     manager = RouteReconciler(mesh, LocalApi(config.tailscale.socket_path))
     return f"{len(manager.remove_all().removed)} removed"

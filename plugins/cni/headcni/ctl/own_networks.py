@@ -1,9 +1,9 @@
 """``headcnictl own-networks``: reach the node's own networks directly, whatever peers advertise.
 
 In host mode tailscaled accepts the routes of all peers, and Tailscale's table comes before the main
-one. If a peer advertises the network that this node is in, the node would lose it, and with it the
-way to its administrator. headcni-own-networks.service runs this at boot, before tailscaled starts;
-from then on the daemon keeps the rules in place.
+table. If a peer advertised the network that this node is in, the node would lose it, and with it
+the way to its administrator. headcni-own-networks.service runs this at boot, before tailscaled
+starts. From then on the daemon keeps the rules in place.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ def run(args: argparse.Namespace) -> int:
         return OK
     with closing(RouteSocket()) as kernel:
         added = [str(rule) for rule in put_own_networks_first(kernel)]
-    said = ", ".join(f"added {one}" for one in added) or "the rules are in place"
+    said = ", ".join(f"added {rule}" for rule in added) or "the rules are in place"
     show({"added": added, "note": said} if args.json else said, args.json)
     return OK
