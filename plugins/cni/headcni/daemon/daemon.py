@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from .. import __version__
 from .. import log as logs
@@ -25,7 +25,7 @@ from ..mesh.headscale import HeadscaleClient
 from ..mesh.localapi import LocalApi
 from ..mesh.prefs import NodePrefs
 from ..mesh.routes import Report, RouteReconciler
-from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, prefs_file
+from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, own_cidrs, prefs_file
 from ..model import Network, PodRef
 from ..periodic import Periodic
 from ..settings import DaemonConfig, control_path
@@ -64,7 +64,7 @@ class Daemon:
         self._path = path
         self.metrics = Metrics(__version__, config.monitoring.pod_name_label)
         self.events = Events(self.metrics.event)
-        self.pod_cidrs = _pod_cidrs(config)
+        self.pod_cidrs = own_cidrs(config)
         self.cluster_cidrs = cluster_cidrs(config, self.pod_cidrs)
         self.server = CniServer(
             config.daemon.socket,
@@ -448,11 +448,3 @@ def _turn_forwarding_on(cidrs: Sequence[Network]) -> None:
         netns.write_sysctl("net/ipv4/ip_forward", "1")
         if any(cidr.version == 6 for cidr in cidrs):
             netns.forward_ipv6()
-
-
-def _pod_cidrs(config: DaemonConfig) -> Tuple[Network, ...]:
-    resolution = configuration.pod_cidrs(config)
-    log.info("pod CIDR", cidrs=",".join(map(str, resolution.cidrs)), source=resolution.source)
-    if resolution.guessed:
-        log.warn("the pod CIDR is a guess: set network.podCIDR.nodeLocal")
-    return tuple(resolution.cidrs)

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 log = Log("daemon")
 
 
+def own_cidrs(config: DaemonConfig) -> Tuple[Network, ...]:
+    """This node's own pod CIDRs, logged with their source."""
+    resolution = configuration.pod_cidrs(config)
+    log.info("pod CIDR", cidrs=",".join(map(str, resolution.cidrs)), source=resolution.source)
+    if resolution.guessed:
+        log.warn("the pod CIDR is a guess: set network.podCIDR.nodeLocal")
+    return tuple(resolution.cidrs)
+
+
 def cluster_cidrs(config: DaemonConfig, own: Sequence[Network]) -> Tuple[Network, ...]:
     """network.podCIDR.base, or an assumption if it is not set."""
     if config.network.pod_cidr.base:
