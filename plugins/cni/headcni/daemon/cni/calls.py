@@ -17,18 +17,18 @@ from ...exec import MAX_NESTING, NESTING, steps
 from ...shim import HANDED_BACK, LIMIT
 from . import protocol
 
-MAX_CALLS = 256  # begun or waiting; a shim whose call is one too many runs it itself
-THREADS = 16  # for each depth of nesting, started when they are needed
+MAX_CALLS = 256  # begun or waiting; the shim of a call beyond the limit runs it itself
+THREADS = 16  # for each depth of nesting, started when needed
 # Python runs one thread at a time, and calls that take it from each other after every system call
 # spend more time on that than on pods. So few calls of a depth are at work at once: one in Python,
 # others in the kernel. A call that its shim runs does not count.
 AT_WORK = 3
-# A call with a netconf of this size carries what a pod's author has put into annotations. Python
-# runs one thread at a time, so such calls have few threads, which rest longer than they work.
+# A netconf of this size comes from annotations that a pod's author has written. Python runs one
+# thread at a time, so such calls get few threads, which pause for longer than they work.
 LARGE = 32 << 10  # bytes
 LARGE_THREADS = 2  # for each depth of nesting
 LARGE_CALLS = 16  # begun or waiting; beyond that their shims run them
-REST = 16  # times as long as the call has kept the processor
+REST = 16  # times as long as the call has used the processor
 LONGEST_REST = 1.0
 SEND_SECONDS = 5.0
 THREAD_NETNS = "/proc/thread-self/ns/net"
@@ -41,7 +41,7 @@ def close(connection: socket.socket, fd: Optional[int]) -> None:
 
 
 class PendingCall:
-    """One request, from the moment that it is whole."""
+    """A request that has arrived completely, until it is answered."""
 
     def __init__(
         self, request: protocol.Request, connection: socket.socket, netns_fd: Optional[int]
@@ -54,9 +54,9 @@ class PendingCall:
         self.depth = min(len(steps(request.env)), MAX_NESTING)
         self.is_large = len(request.stdin) >= LARGE
         self.namespace = pod_ref(request.env).namespace
-        # What no two calls may be at work on: a runtime that has given up on an ADD sends a DEL
-        # while we may still be at it. A headcni in a chain of ours is called while the outer one
-        # is at work on the same container, so the chain is part of it. GC and STATUS have none.
+        # No two calls may work on it at the same time: a runtime that has given up on an ADD may
+        # send a DEL while the ADD still runs. A headcni in a chain of ours is called while the
+        # outer one works on the same container, so the chain is a part. GC and STATUS have none.
         container, ifname, nesting = (
             request.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME", NESTING)
         )
@@ -77,7 +77,8 @@ class PendingCall:
         self.answered = True
 
     def hand_back(self) -> Optional[protocol.Report]:
-        """Wait for the shim's report; its end, of whatever kind, closes the connection."""
+        """Let the shim run the call, and wait for its report. The connection closes when it
+        ends."""
         received = bytearray()
         with suppress(OSError):
             self.connection.settimeout(SEND_SECONDS)
@@ -97,11 +98,11 @@ class PendingCall:
 
 
 class FairQueue:
-    """Calls that wait for a thread. Each namespace of pods has its turn, however many pods another
-    one has."""
+    """Calls that wait for a thread. The namespaces of pods take turns, however many pods each
+    has."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[PendingCall]] = {}  # whose turn it is comes first
+        self._waiting: dict[str, deque[PendingCall]] = {}  # the next namespace comes first
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -126,7 +127,7 @@ class FairQueue:
 
 
 class Lane:
-    """The calls of one depth of nesting, large or not, and the threads that they have."""
+    """The calls of a depth of nesting, either large or not, and their threads."""
 
     def __init__(self, lock: threading.RLock, for_large: bool) -> None:
         self.ready = FairQueue()
@@ -144,10 +145,11 @@ class Lane:
 
 
 class Calls:
-    """Calls in their threads: so many at once, and of one container one after the other.
+    """Runs calls in threads: a limited number at once, and those of a container one after another.
 
-    A chain of ours may call headcni, whose shim comes back here while the outer call has a thread.
-    So each depth has threads of its own: a call waits only for deeper ones, and depth has an end.
+    A chain of ours may call headcni, whose shim comes back here while the outer call occupies a
+    thread. So each depth has its own threads: a call waits only for deeper calls, and the depth is
+    limited.
     """
 
     def __init__(self, serve: Callable[[PendingCall, Worker], None]) -> None:
@@ -160,14 +162,14 @@ class Calls:
         ]
         self._behind: dict[
             tuple[str, ...], deque[PendingCall]
-        ] = {}  # who waits for a subject at work
+        ] = {}  # calls that wait for a subject in work
         self._threads: list[threading.Thread] = []
         self._stopping = False
         self._over = threading.Event()
         self.count = self._large = 0
 
     def begin(self, call: PendingCall) -> bool:
-        """False if there are too many, or we are stopping."""
+        """False if there are too many calls, or the server is stopping."""
         with self._lock:
             if self._stopping or self.count >= MAX_CALLS:
                 return False
@@ -202,22 +204,23 @@ class Calls:
                 lane.at_work += 1
 
     def finish(self, limit: float) -> bool:
-        """Hand back what has not begun, and see the rest through: with it whoever waits for it, as
-        a shim that was handed a DEL back would run it beside the ADD that is at work."""
+        """Hand back calls that have not begun, and finish the others and those that wait for
+        them: a shim that got a DEL back would run it at the same time as the ADD that is in
+        progress."""
         deadline = time.monotonic() + limit
         with self._lock:
             self._stopping = True
             self._over.set()
             for lane in self._lanes:
                 for call in lane.ready:
-                    for one in (call, *self._behind.pop(call.subject, ())):
-                        self._count_out(one)
-                        one.close()
+                    for unbegun in (call, *self._behind.pop(call.subject, ())):
+                        self._count_out(unbegun)
+                        unbegun.close()
                 lane.ready.clear()
                 lane.came.notify_all()
         while True:
             with self._lock:
-                at_work = next((one for one in self._threads if one.is_alive()), None)
+                at_work = next((thread for thread in self._threads if thread.is_alive()), None)
             if at_work is None:
                 return True
             left = deadline - time.monotonic()
@@ -245,18 +248,18 @@ class Calls:
     def _hire(self, lane: Lane) -> None:
         if lane.threads == lane.most_threads:
             return
-        # As a daemon: one that outlasts stop() must not keep the process from ending.
+        # A daemon thread, because a call that outlasts stop() must not keep the process alive.
         thread = threading.Thread(target=self._work, args=(lane,), name="cni", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the process may have no more; others will come to it, if there are
+        except RuntimeError:  # no new thread could be started; an existing worker takes the call
             while lane.ready and not lane.threads:
                 call = lane.ready.popleft()
                 call.close()
                 self._finished(call)
             return
         lane.threads += 1
-        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
 
     def _work(self, lane: Lane) -> None:
         worker = Worker()
@@ -316,7 +319,7 @@ class Calls:
 
 
 class Worker:
-    """What a thread keeps between calls: netlink, in the node's own network namespace."""
+    """What a thread keeps between calls: netlink in the node's own network namespace."""
 
     def __init__(self) -> None:
         self._home = os.stat(THREAD_NETNS)
@@ -333,12 +336,12 @@ class Worker:
         return self._kernel
 
     def renew(self) -> None:
-        """After a failure: answers to what was asked may still be under way."""
+        """After a failure: answers to earlier requests may still arrive."""
         self.close()
         self._kernel = None
 
     def is_at_home(self) -> bool:
-        """False if it could not come back from a pod's namespace: it must not go on there."""
+        """False if it could not return from a pod's namespace, where it must not continue."""
         return os.path.samestat(self._home, os.stat(THREAD_NETNS))
 
     def close(self) -> None:

@@ -21,14 +21,14 @@ from .calls import close
 BACKLOG = 256
 MAX_READING = 128
 READ_SECONDS = 5.0
-PAUSE_SECONDS = 0.2  # before accepting again, when there was no file descriptor left
+PAUSE_SECONDS = 0.2  # before accepting again after the file descriptors ran out
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 
 Log = Callable[[str], None]
 
 
 class Incoming:
-    """A connection whose message has not come whole."""
+    """A connection whose message has not arrived completely."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -38,7 +38,7 @@ class Incoming:
         self.is_registered = False
 
     def read(self) -> bool:
-        """What has arrived; false at its end."""
+        """Read what has arrived; False at the end of the connection."""
         data, ancillary, _unused, _unused = self.connection.recvmsg(
             65536, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
         )
@@ -79,8 +79,8 @@ class Listener:
     def open(self) -> None:
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
         self._claim_the_path()
-        # Put in place only when it listens, with its mode: no shim ever finds half of one, nor one
-        # that refuses where a daemon that was killed has left its own.
+        # Renamed into place only when it listens and has its mode, so that no shim finds an
+        # unfinished socket, or the dead socket of a daemon that was killed.
         unfinished = self._path + ".new"
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
@@ -93,7 +93,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """No more requests; those that are not whole are closed."""
+        """Take no more requests, and close connections with incomplete ones."""
         if self._thread.ident is None:
             return
         self._closing = True
@@ -108,14 +108,15 @@ class Listener:
             self._claim = -1
 
     def is_alive(self) -> bool:
-        """Where somebody has deleted the socket no shim comes any more, though all is well here."""
+        """If somebody has deleted the socket, no shim can connect, although the thread is fine."""
         try:
             return self._thread.is_alive() and os.stat(self._path).st_ino == self._inode
         except FileNotFoundError:
             return False
 
     def _claim_the_path(self) -> None:
-        """Two daemons would take calls from each other; a lock, unlike a file, dies with us."""
+        """Two daemons would take calls from each other. A lock, unlike a file, ends with the
+        process."""
         self._claim = os.open(self._path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +148,8 @@ class Listener:
         self._accepting = wanted
 
     def _patience(self) -> Optional[float]:
-        """Until something has to be done though nothing has come; None while all is quiet."""
+        """Seconds until something has to be done although nothing arrives; None if nothing has
+        to."""
         now = time.monotonic()
         due = [incoming.deadline for incoming in list(self._incoming.values())[:1]]
         if self._paused_until > now:
@@ -173,7 +175,7 @@ class Listener:
         connection.setblocking(False)
         incoming = Incoming(connection)
         self._incoming[connection.fileno()] = incoming
-        self._read(incoming)  # most often all of it is there
+        self._read(incoming)  # usually everything is there already
         if connection.fileno() in self._incoming:
             self._selector.register(connection, selectors.EVENT_READ, incoming)
             incoming.is_registered = True
@@ -216,7 +218,7 @@ class Listener:
         close(incoming.connection, incoming.netns_fd)
 
     def _shut(self) -> None:
-        with suppress(OSError):  # it is gone, or another daemon's by now
+        with suppress(OSError):  # it is gone, or belongs to another daemon now
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         for incoming in list(self._incoming.values()):

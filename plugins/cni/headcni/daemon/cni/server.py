@@ -1,14 +1,14 @@
-"""The verbs on a socket, with everything warm: what the shim hands over is run here.
+"""The CNI server: runs the calls that shims hand over, with everything loaded and open.
 
-One thread listens and reads. Each call has a thread while it runs, since a verb enters the pod's
-network namespace and waits for the kernel. What is not a sound request of root's, of our own
-release and network namespace, is closed without an answer, and its shim runs the call itself. The
-same becomes of calls that have not begun when the daemon stops; those that have are answered, and
-so are those that wait for them. A call that runs other plugins is handed back to its shim.
+One thread listens and reads. Each call has a thread while it runs, because a verb enters the pod's
+network namespace and waits for the kernel. A request that is malformed, not from root, from another
+release or from another network namespace is closed without an answer, and its shim runs the call
+itself. So are calls that have not begun when the daemon stops. Calls that have begun are answered,
+and so are calls that wait for them. A call that runs other plugins is handed back to its shim.
 
     python3 -m headcni.daemon.cni.server --socket /run/headcni/cni.sock
 
-serves without the rest of the daemon, and shows each call: for debugging, and for tests.
+serves without the rest of the daemon and prints each call, for debugging and tests.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .stores import OpenStores
 
 
 class Served(NamedTuple):
-    """A call that was answered. The first of the phases is "wait", for a thread."""
+    """A call that was answered. The first of the phases is "wait", the wait for a thread."""
 
     verb: str
     outcome: verbs.Outcome
     seconds: float  # of the verb
-    response: float  # from the whole request to its answer
+    response: float  # from the complete request to its answer
     phases: Mapping[str, float]
 
 
@@ -65,7 +65,8 @@ class CniServer:
         on_call: Optional[OnCall] = None,
         log: Log = to_stderr,
     ) -> None:
-        """`data_dir` is opened at the start; a call whose configuration names another gets that."""
+        """`data_dir` is opened at the start. A call whose configuration names another folder
+        uses that."""
         self.socket_path = socket_path
         self.version = version
         self._data_dir = data_dir
@@ -79,21 +80,21 @@ class CniServer:
         self._listener = Listener(socket_path, self._take, log)
 
     def start(self) -> None:
-        """Listen. OSError if the socket cannot be made, or another daemon has it."""
+        """Listen. Raises OSError if the socket cannot be made, or another daemon has it."""
         try:
             with self._stores.using(self._data_dir) as store:
                 if store.is_unverified():
-                    recover(store)  # before the first pod waits for it
-        except CniError as problem:  # each call will say so, and the daemon has other work, too
+                    recover(store)  # before the first pod has to wait for it
+        except CniError as problem:  # each call will report it, and the daemon has other work too
             self._log(f'msg="the store cannot be used" error="{problem}"')
         self._listener.open()
         self._links.start()
 
     def stop(self, limit: float = 30.0) -> bool:
-        """Take no more calls and finish those that have begun; false if some outlast the limit.
+        """Take no more calls and finish those that have begun; False if some outlast the limit.
 
-        Those stay connected until the process ends: were they closed, their shims would run them a
-        second time beside us.
+        Those stay connected until the process ends: if they were closed, their shims would run them
+        a second time at the same moment.
         """
         deadline = time.monotonic() + limit
         self._listener.close()
@@ -109,11 +110,11 @@ class CniServer:
 
     @property
     def calls(self) -> int:
-        """How many are at work or wait, just now."""
+        """The number of calls that run or wait now."""
         return self._calls.count
 
     def _take(self, connection: socket.socket, message: bytes, netns_fd: Optional[int]) -> None:
-        """A whole message has come. Is it a call for us?"""
+        """A complete message has arrived. Is it a call for us?"""
         try:
             request = protocol.parse(message)
             if request.release != self.version:
@@ -131,7 +132,7 @@ class CniServer:
             call.close()
 
     def _serve(self, call: PendingCall, worker: Worker) -> None:
-        if call.is_abandoned():  # the runtime has ended its shim: nobody wants this any more
+        if call.is_abandoned():  # the runtime has ended the shim, so nobody waits for the answer
             return
         try:
             worker.prepare()
@@ -143,14 +144,14 @@ class CniServer:
             return
         made = not outcome.code and "store" in outcome.phases
         if made and not call.answered and not self._calls.is_followed(call):
-            # The DEL of a runtime that gave up on this ADD may be over: a shim that does not get in
-            # here, as we are stopping, runs it by itself.
+            # The runtime gave up on this ADD, and its DEL may be over already: while we are
+            # stopping, a shim that cannot connect runs the DEL itself.
             self._run(call, {**call.request.env, "CNI_COMMAND": "DEL"}, worker)
 
     def _run(
         self, call: PendingCall, env: Mapping[str, str], worker: Worker
     ) -> Optional[verbs.Outcome]:
-        """How it went; None if the shim was to run it and did not say."""
+        """The outcome; None if the shim was to run the call and did not report."""
         buried: list[str] = []
         began = time.monotonic()
         verb = env.get("CNI_COMMAND", "")
@@ -171,7 +172,7 @@ class CniServer:
                     return None
                 outcome = reported
         took = time.monotonic() - began
-        with suppress(OSError):  # its shim was ended meanwhile, or has answered by itself
+        with suppress(OSError):  # the shim has ended, or has answered by itself
             call.answer(outcome.exit_code, outcome.output)
         if outcome.unrecorded and outcome.network:
             buried.append(outcome.network.data_dir)
@@ -183,8 +184,8 @@ class CniServer:
         return outcome
 
     def _hand_back(self, call: PendingCall) -> Optional[verbs.Outcome]:
-        """Have the shim run the call, and wait until it has: the next one for the same container
-        must not begin before. None if it did not say how that went."""
+        """Let the shim run the call, and wait until it has: the next call for the same container
+        must not begin earlier. None if the shim did not report the outcome."""
         env, stdin = call.request.env, call.request.stdin
         network = config.parse(stdin, env, forgiving=env.get("CNI_COMMAND") == "DEL")
         asked = Call.of(env)
@@ -215,7 +216,7 @@ class CniServer:
             return
         try:
             self._on_call(served)
-        except Exception as problem:  # whatever it is, the pod has its network
+        except Exception as problem:  # whatever it is, the pod has its network already
             self._log(f'msg="on_call failed" error="{type(problem).__name__}: {problem}"')
 
     def _opener(self, worker: Worker, bury: Callable[[str], None]) -> verbs.Opener:
@@ -224,7 +225,7 @@ class CniServer:
             try:
                 with self._opened(data_dir) as store:
                     yield verbs.Node(store, Ipam(store), worker.kernel, lambda: bury(data_dir))
-            except Exception:  # a process of its own would begin anew: so do we
+            except Exception:  # a new process would start fresh, so we do too
                 worker.renew()
                 raise
 
@@ -232,14 +233,15 @@ class CniServer:
 
     @contextmanager
     def _opened(self, data_dir: str) -> Iterator[Store]:
-        """The store that is open already; after a failure that may be its own, not again."""
+        """The store, kept open between calls. After a failure that may be its own, it is opened
+        again."""
         try:
             with self._stores.using(data_dir) as store:
                 yield store
         except Exception as problem:
             if not isinstance(problem, CniError) or problem.code == STORE:
                 self._stores.drop(data_dir)
-                self._links.wake(data_dir)  # it tries until it has recorded what waits
+                self._links.wake(data_dir)  # it tries until everything is recorded
             raise
 
 
@@ -267,8 +269,8 @@ def main() -> int:
         "--limit", type=float, default=30.0, help="seconds to stop in (%(default)s)"
     )
     args = parser.parse_args()
-    # A signal may be delivered to any thread, and Python runs its handler in this one, when it next
-    # runs at all. Only the wake-up descriptor is written to at once.
+    # A signal may be delivered to any thread, and Python runs its handler in this thread only when
+    # it runs again. Only the wake-up descriptor is written at once.
     over, end = os.pipe()
     os.set_blocking(end, False)
     signal.set_wakeup_fd(end)
