@@ -18,8 +18,6 @@ from .log import Log
 
 CANCEL_SECONDS = 0.1  # between two attempts to cancel what keeps the thread from ending
 
-log = Log("periodic")
-
 
 class Source(NamedTuple):
     """Something that may ask for a pass. `has_news` reads everything that has arrived, and returns
@@ -42,17 +40,13 @@ def at_once(_wake_up: WakeUp) -> float:
     return 0.0
 
 
-def _log_bug(bug: Exception) -> None:
-    log.error("a bug in HeadCNI", problem=bug)
-
-
 class Periodic:
     """Calls `work` from start() to stop(), first at once and then every `interval` seconds.
 
     `work` may return the number of seconds until the next pass. `delay` decides how many seconds
     after an interruption the next pass begins. `gather` lets news collect for that many seconds
-    before it is read. `failed` is given what `work` raises: the next pass may succeed, so the loop
-    goes on.
+    before it is read. What `work` raises is given to `failed`, or logged: the next pass may succeed,
+    so the loop goes on.
     """
 
     def __init__(
@@ -63,10 +57,10 @@ class Periodic:
         *,
         delay: Callable[[WakeUp], float] = at_once,
         gather: float = 0.0,
-        failed: Callable[[Exception], None] = _log_bug,
+        failed: Optional[Callable[[Exception], None]] = None,
     ) -> None:
         self.name = name
-        self._work, self._delay, self._failed = work, delay, failed
+        self._work, self._delay, self._failed = work, delay, failed or self._log_bug
         self._gather = gather
         self._interval = interval
         self._woken = threading.Event()
@@ -141,6 +135,9 @@ class Periodic:
     def is_alive(self) -> bool:
         thread = self._thread
         return thread is not None and thread.is_alive()
+
+    def _log_bug(self, bug: Exception) -> None:
+        Log(self.name).error("a bug in HeadCNI", problem=bug)
 
     def _run(
         self,
