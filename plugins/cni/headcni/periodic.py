@@ -45,8 +45,8 @@ class Periodic:
 
     `work` may return the number of seconds until the next pass. `delay` decides how many seconds
     after an interruption the next pass begins. `gather` lets news collect for that many seconds
-    before it is read. What `work` raises is given to `failed`, or logged: the next pass may succeed,
-    so the loop goes on.
+    before it is read. What `work` raises is given to `failed` or logged, and the loop goes on,
+    because the next pass may succeed.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What a service account's token says about itself: whose it is, since when, and until when.
+"""What a service account's token says about itself: its account, and when it begins and expires.
 
-Nobody's signature is checked here: only the API server can do that. The runtime uses this file too.
-Only the standard library is used, because this runs on nodes.
+The signature is not checked: only the API server can do that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import time
 from typing import Any, NamedTuple, Optional
 
-FILE = "/var/lib/headcni/kubernetes-token"  # the daemon renews what is here, and nothing else
+FILE = "/var/lib/headcni/kubernetes-token"  # the daemon renews only the token in this file
 SHORTEST, LONGEST = 600, 31_536_000  # seconds; Kubernetes grants no less than ten minutes
 LARGEST = 65_536
 _LAST_STAMP = 32_503_680_000.0  # the year 3000
@@ -21,7 +20,7 @@ _SUBJECT = re.compile(r"system:serviceaccount:([a-z0-9-]{1,63}):([a-z0-9.-]{1,25
 
 
 class BearerToken(NamedTuple):
-    """Times are seconds since 1970; one that never expires has `expires` 0."""
+    """Times are seconds since 1970. `expires` is 0 for a token that never expires."""
 
     namespace: str
     account: str
@@ -39,7 +38,7 @@ class BearerToken(NamedTuple):
 
     @property
     def late_at(self) -> float:
-        """From here on somebody should look: the daemon has tried for a third of the lifetime."""
+        """From now on somebody should look: the daemon has tried for a third of the lifetime."""
         return self.expires - self.lifetime / 3
 
     def has_expired(self, now: float) -> bool:

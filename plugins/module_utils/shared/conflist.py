@@ -1,16 +1,14 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
 """The conflist: build it, check it, write it, and put back what was there before.
 
-A container runtime takes the first file, by name, that ends in .conf, .conflist or .json. So the
-other ones step aside while ours is in charge: ``X`` becomes ``X.headcni-backup``, by rename, in the
-same directory. That keeps its mode, owner, times and label, cannot be half done, and is its own
-record: nothing else has to be kept, or lost, to know what to put back.
+A container runtime takes the first file, by name, that ends in .conf, .conflist or .json. So all
+other files are set aside while ours is active: ``X`` is renamed to ``X.headcni-backup`` in the same
+directory. That keeps its mode, owner, times and label, cannot be half done, and is its own record:
+no other note is needed to know what to put back.
 
-Every change is one rename or unlink, and what is to be done is worked out anew from the directory
-each time. So a run that was cut off anywhere is finished by the next. Ours is written before the
-others step aside, and they are back before ours goes: no moment without a network.
-
-Only the standard library is used, because Ansible modules and the runtime share this file.
+Every change is a single rename or unlink, and each run computes what is to be done from the
+directory. So the next run finishes a run that was interrupted anywhere. Ours is written before the
+others are set aside, and they are back before ours is removed: there is always a network.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ DIRECTORY = "/etc/cni/net.d"
 NAME = "10-headcni.conflist"
 # Only root reads it, and the CIS benchmark for Kubernetes (1.1.9) wants CNI files closed to others.
 MODE = 0o600
-# Networks of other engines, which look them up by name: not rivals of ours.
+# Networks of other engines, which find them by name; they do not compete with ours.
 KEEP = ("*podman*", "nerdctl-*")
 
-# What the plugin asks the runtime for; the last brings the annotation headcni.dev/ip.
+# What the plugin asks the runtime for. The last one passes the annotation headcni.dev/ip.
 CAPABILITIES = (
     *("portMappings", "bandwidth", "ipRanges", "ips", "mac"),
     "io.kubernetes.cri.pod-annotations",
@@ -52,7 +50,7 @@ class ConflistError(ValueError):
 
 
 class Mistake(NamedTuple):
-    """One thing that is wrong, where, and what was expected there."""
+    """Something that is wrong: where, and what was expected there."""
 
     path: str
     value: Any
@@ -65,7 +63,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What a conflist of ours can be made of. ``pod_cidrs`` is the node's own, one of a family."""
+    """What our conflist is built from. ``pod_cidrs`` are the node's own, one for each family."""
 
     pod_cidrs: Sequence[str]
     name: str = "headcni"
@@ -145,7 +143,7 @@ def _ipam(options: Options) -> dict[str, Any]:
 
 
 def _headcni_plugin(options: Options) -> dict[str, Any]:
-    # A capability goes to whoever of the chain asks for it: two would map the same port twice.
+    # Every plugin of a chain gets the capabilities it asks for: two would map the same port.
     taken = {name for plugin in options.chained for name in plugin.get("capabilities", {})}
     plugin: dict[str, Any] = {
         "type": "headcni",
@@ -192,7 +190,7 @@ def _bridge_plugin(options: Options) -> dict[str, Any]:
 
 
 def validate(conf: Any) -> list[Mistake]:
-    """Everything that is wrong with a conflist, as far as no plugin need be known for it."""
+    """Everything that is wrong with a conflist, as far as it does not depend on a plugin."""
     if not isinstance(conf, Mapping):
         return [Mistake("", conf, "an object with cniVersion, name and plugins")]
     wrong: list[Mistake] = []
@@ -323,12 +321,12 @@ def _refuse(mistakes: Sequence[Mistake]) -> None:
 
 
 def render(conf: Mapping[str, Any]) -> str:
-    """The text of the file. The mark tells a reader, and us, who looks after it."""
+    """The text of the file. A mark in it tells readers, and us, who maintains it."""
     return json.dumps({_MARK[0]: _MARK[1], **conf}, indent=2, ensure_ascii=False) + "\n"
 
 
 class Survey(NamedTuple):
-    """A CNI directory as it is: every file of it that a runtime or we would look at."""
+    """The files of a CNI directory that a runtime or we would read."""
 
     directory: str
     files: Mapping[str, bytes]
@@ -340,10 +338,10 @@ class Survey(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What has to be done in a CNI directory so that ours is in charge, or is gone.
+    """What to do in a CNI directory so that ours is active, or is removed.
 
-    ``after`` is None where ours goes. ``left`` are files that stay though one might expect
-    otherwise, each with the reason.
+    ``after`` is None if ours is removed. ``left`` are files that stay although that may be
+    surprising, each with the reason.
     """
 
     directory: str
@@ -393,7 +391,7 @@ def survey(directory: str = DIRECTORY) -> Survey:
         path = os.path.join(directory, name)
         if (_is_picked_up(name) or name.endswith(SUFFIX)) and not _is_directory(path):
             modes[name] = os.lstat(path).st_mode & 0o7777
-            # A link to nowhere, or a pipe, is no conflist but stops a runtime just as well.
+            # A dangling link or a pipe is not a conflist, but stops a runtime all the same.
             files[name] = _read(path) if os.path.isfile(path) else b""
     return Survey(directory, files, modes)
 
@@ -462,7 +460,7 @@ def plan_restore(seen: Survey, name: str = NAME) -> Plan:
         if original not in seen.files or original in ours:
             put_back.append(original)
         elif seen.files[original] == content:
-            spare.append(backup)  # of a write that was cut off
+            spare.append(backup)  # left by a write that was interrupted
         else:
             left.append(f"{backup} stays: somebody has written {original} anew")
     if name in seen.files and name not in ours:
@@ -481,7 +479,8 @@ def write(
     mode: int = MODE,
     keep: Sequence[str] = KEEP,
 ) -> Plan:
-    """Put ``conf`` in charge of ``directory``; tells what was done. Again changes nothing."""
+    """Make ``conf`` active in ``directory``, and return what was done. A second call changes
+    nothing."""
     _refuse(validate(conf))
     os.makedirs(directory, exist_ok=True)
     with _alone_in(directory) as handle:
@@ -491,7 +490,7 @@ def write(
 
 
 def restore(directory: str = DIRECTORY, name: str = NAME) -> Plan:
-    """Put back what stepped aside, then remove ours; tells what was done."""
+    """Put back what was set aside, then remove ours. Returns what was done."""
     if not os.path.isdir(directory):
         return plan_restore(Survey(directory, {}, {}), name)
     with _alone_in(directory) as handle:
@@ -504,7 +503,7 @@ def _apply(todo: Plan, handle: int) -> None:
     def path(name: str) -> str:
         return os.path.join(todo.directory, name)
 
-    # Names that no runtime picks up, and always the same: what a dead run left is used up here.
+    # Names that no runtime reads, and always the same: they reuse what a killed run has left.
     fresh, spare = path(f".{todo.name}.headcni-new"), path(f".{todo.name}.headcni-old")
     for stale in (fresh, spare):
         _unlink(stale)
@@ -518,7 +517,7 @@ def _apply(todo: Plan, handle: int) -> None:
         os.replace(path(name + SUFFIX), path(name))
     for name in todo.back_up:
         if name != todo.name:
-            # An older backup of this name is what its owner has itself replaced since.
+            # An older backup of this name was replaced by its owner since then.
             os.replace(path(name), path(name + SUFFIX))
     for name in todo.remove:
         _unlink(path(name))
@@ -527,14 +526,14 @@ def _apply(todo: Plan, handle: int) -> None:
 
 
 def _back_up_in_place(path: str, spare: str) -> None:
-    """By a second link, so that there is a file of this name at every moment."""
+    """With a second hard link, so that a file of this name exists at every moment."""
     try:
         os.link(path, spare, follow_symlinks=False)
-    except OSError:  # a file system without links: a rename leaves a short gap
+    except OSError:  # a file system without hard links: the rename leaves a short gap
         os.replace(path, path + SUFFIX)
         return
     os.replace(spare, path + SUFFIX)
-    _unlink(spare)  # rename leaves it when both were one file already
+    _unlink(spare)  # rename leaves it if both names were the same file already
 
 
 def _write_and_sync(path: str, content: bytes, mode: int) -> None:
@@ -553,7 +552,7 @@ def _unlink(path: str) -> None:
 
 @contextmanager
 def _alone_in(directory: str) -> Iterator[int]:
-    """A handle on the directory, and nobody else of ours at work in it."""
+    """A handle on the directory, while nobody else of ours works in it."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock(handle, directory)

@@ -1,8 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""A lock on a file, that a killed process lets go of by dying, and that nobody waits for for ever.
-
-The runtime uses this file too. Only the standard library is used, because this runs on nodes.
-"""
+"""A lock on a file. It is released when its process is killed, and waiting for it has a limit."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ PAUSE_SECONDS = 0.02
 
 
 def lock(handle: int, path: str, seconds: float = SECONDS) -> None:
-    """Have an open file to ourselves, until it is closed; a TimeoutError if others keep it."""
-    import fcntl  # not on the way of a pod that needs no lock
+    """Lock an open file until it is closed; a TimeoutError if others keep it locked."""
+    import fcntl  # imported late: an ADD usually needs no lock
 
     until = time.monotonic() + seconds
     while True:

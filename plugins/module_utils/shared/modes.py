@@ -13,5 +13,5 @@ def other(mode: str) -> str:
 
 
 def socket_of(mode: str, configured: str = "") -> str:
-    """The socket of the tailscaled that a mode uses, unless another one is configured."""
+    """The socket of the tailscaled that a mode uses, unless another is configured."""
     return configured or SOCKETS[mode]

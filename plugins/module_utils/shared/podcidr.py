@@ -17,8 +17,7 @@ everywhere. Two nodes with one CIDR break both: Headscale makes them an HA pair 
 ``site.yml`` sees every node and refuses such a pair by name. The operator then gives one of the
 two a ``nodeLocal``, which for anything beyond a trial is the right thing for every node.
 
-Nothing here talks to etcd or to an API server. Only the standard library is used, because Ansible
-modules and the runtime share this file.
+Nothing here talks to etcd or to an API server.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DEFAULT_CIDR = "10.244.0.0/24"
 K3S_CLUSTER_CIDR = "10.42.0.0/16"
 PER_NODE = {4: 24, 6: 64}
 
-# Addresses that tailscaled hands out; a pod among them could not be told from a tailnet device.
+# Addresses of tailnet devices: a pod with such an address would look like a device.
 TAILNET: tuple[Network, ...] = (
     IPv4Network("100.64.0.0/10"),
     IPv6Network("fd7a:115c:a1e0::/48"),
@@ -43,8 +42,8 @@ TAILNET: tuple[Network, ...] = (
 _K3S_CONFIG = "/etc/rancher/k3s/config.yaml"
 _K3S_SIGNS = ("/etc/rancher/k3s", "/var/lib/rancher/k3s")
 
-# (path, whether it is written for this node alone). A file that every node has alike cannot know
-# the CIDR of one of them: whatever CIDR it names is the cluster's.
+# (path, whether it is written for this node alone). A file that is the same on every node cannot
+# know a node's CIDR, so any CIDR in it is the cluster's.
 _FILES: tuple[tuple[str, bool], ...] = (
     ("/var/lib/rancher/k3s/agent/etc/node-{node}.yaml", True),
     (_K3S_CONFIG, True),
@@ -71,11 +70,11 @@ _SIZE_KEYS = {
 
 
 class PodCidrError(ValueError):
-    """A pod CIDR that somebody asked for cannot be had; the message says which and why."""
+    """A requested pod CIDR cannot be used. The message says which and why."""
 
 
 class Candidate(NamedTuple):
-    """One place that was looked at, what it held, and what came of it."""
+    """A place that was looked at, what was there, and the verdict."""
 
     source: str
     path: str
@@ -96,7 +95,7 @@ class Resolution(NamedTuple):
         return self.source in ("hash", "default")
 
     def explain(self) -> str:
-        """The winner and the losers, a line each."""
+        """The chosen candidate and the others, a line for each."""
         lines = [f"pod CIDR {join(self.cidrs)}, from {self.source}"]
         if self.guessed:
             lines[0] += " (a guess: set network.podCIDR.nodeLocal to be sure)"
@@ -160,7 +159,7 @@ def parse_cidr(text: str) -> Network:
 
 
 def unfit_for_pods(network: Network) -> str:
-    """Why pods cannot live in this network, as the end of a sentence; empty if they can."""
+    """Why pods cannot use this network, as the end of a sentence; empty if they can."""
     if network.prefixlen > network.max_prefixlen - 2:
         return f"is too small: a gateway and a pod need at least /{network.max_prefixlen - 2}"
     special = network.is_multicast or network.is_loopback or network.is_link_local
@@ -247,7 +246,7 @@ def _keep(found: Scan, key: str, values: Sequence[str]) -> None:
         for size in values[:1]:
             if size.isascii() and size.isdigit():
                 for version in _SIZE_KEYS[key]:
-                    # The plain flag is for single-stack clusters: a /24 says nothing of IPv6.
+                    # The plain flag is for single-stack clusters: a /24 says nothing about IPv6.
                     if len(_SIZE_KEYS[key]) == 1 or (version == 4) == (int(size) <= 32):
                         found.sizes[version] = int(size)
         return
@@ -466,7 +465,7 @@ def _ask_files(ledger: _Ledger, root: str, node_name: str) -> list[_Base]:
 
 
 def _told_apart(found: Scan, of_node: bool) -> tuple[tuple[Network, ...], tuple[Network, ...]]:
-    """The node's own CIDRs and the cluster's, as far as a file tells them."""
+    """The node's own CIDRs and the cluster's, as far as a file distinguishes them."""
     own = _one_of_each_family([parse_cidr(value) for value in found.node])
     cluster = [parse_cidr(value) for value in found.cluster]
     if any(not of_node or cidr.prefixlen <= _CLUSTER_SIZED[cidr.version] for cidr in own):
@@ -546,7 +545,7 @@ def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _local_files(root: str, node_name: str) -> list[tuple[str, bool]]:
-    """The files of S2.2 in order, and k3s's own configuration with its drop-ins."""
+    """The files above in order, and k3s's own configuration with its drop-ins."""
     files: list[tuple[str, bool]] = []
     for path, of_node in _FILES:
         if "{node}" in path and "/" in node_name:
