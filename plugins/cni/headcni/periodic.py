@@ -121,7 +121,7 @@ class Periodic:
 
     @property
     def is_woken(self) -> bool:
-        """Whether a wake-up waits to be seen by the thread."""
+        """Whether wake() was called and the thread has not noticed it yet."""
         return self._woken.is_set()
 
     @property
@@ -149,7 +149,6 @@ class Periodic:
         try:
             with listener:
                 while not stopping.is_set():
-                    self._woken.clear()
                     seconds: Optional[float] = None
                     try:
                         seconds = self._work()
@@ -177,9 +176,8 @@ class Periodic:
             ready, _unused, _unused = select.select(watched, [], [], left)
             if ready and self._gather:
                 stopping.wait(min(self._gather, left))
-            _drain(listener)
-            woken = self._woken.is_set()
             self._woken.clear()
+            woken = _drain(listener)
             news = [source.has_news() for source in sources]
             if not woken and not any(news):
                 continue
@@ -188,7 +186,10 @@ class Periodic:
             due = now + self._delay(WakeUp(woken, any(news), now - first, due - now))
 
 
-def _drain(listener: socket.socket) -> None:
+def _drain(listener: socket.socket) -> bool:
+    """Whether the bell was rung."""
+    rung = False
     with suppress(BlockingIOError):
         while listener.recv(4096):
-            pass
+            rung = True
+    return rung

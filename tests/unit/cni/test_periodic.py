@@ -89,6 +89,26 @@ def test_a_wake_up_during_a_pass_is_not_lost(running):
     assert counted.are(2)
 
 
+def test_no_wake_up_is_lost_among_others_news(running):
+    """It may come at any moment of the loop: while it reads its sources, for example."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.setblocking(False)
+        passes = Passes()
+
+        def has_news() -> bool:
+            if _read(there):
+                loop.wake()
+            return False
+
+        loop = running(Periodic("test", passes, 3600), Source(there, has_news))
+        assert passes.are(1)
+        for count in range(2, 20):
+            here.send(b"x")
+            assert passes.are(count), f"the wake-up before pass {count} was lost"
+        loop.stop(10)
+
+
 def test_another_interval_counts_at_once(passes, running):
     loop = running(Periodic("test", passes, 3600))
     assert passes.are(1)
