@@ -12,8 +12,9 @@ OWN, CLUSTER = "10.1.0.0/24", "10.0.0.0/8"
 
 
 def run(stage: Stage, findings: Findings) -> None:
-    from headcni.daemon import routes as manager
-    from headcni.daemon.tailscale import LocalApi, Peer, Status
+    from headcni.mesh.localapi import LocalApi, Peer, Status
+    from headcni.mesh.mesh import Mesh
+    from headcni.mesh.routes import RouteReconciler
 
     class Tailnet(LocalApi):
         """A tailscaled with so many peers."""
@@ -32,7 +33,7 @@ def run(stage: Stage, findings: Findings) -> None:
     stage.node.netns.ip("link set tailscale0 up")
     full, one = {}, {}
     # A table of its own: the daemon on the stage keeps the usual one.
-    mesh = manager.Mesh((ip_network(CLUSTER),), (ip_network(OWN),), table=9999, priority=4000)
+    mesh = Mesh((ip_network(CLUSTER),), (ip_network(OWN),), table=9999, priority=4000)
     try:
         with frozen():
             for size in SIZES:
@@ -40,7 +41,7 @@ def run(stage: Stage, findings: Findings) -> None:
                 Tailnet.peers = peers
                 passes = []
                 for _ in range(3):
-                    made = manager.RouteManager(mesh, Tailnet())
+                    made = RouteReconciler(mesh, Tailnet())
                     made.remove_all()
                     passes.append(1000 * timed(made.reconcile))
                 full[size] = median(passes)

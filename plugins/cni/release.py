@@ -14,6 +14,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -47,8 +48,7 @@ def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
     yield from native_shims()
     for unit in sorted((HERE / "units").iterdir()):
         yield f"units/{unit.name}", unit.read_bytes(), 0o644
-    sources = [*(HERE / "headcni").rglob("*.py"), *(HERE / "headcni").rglob("*.json")]
-    for source in sorted(sources):
+    for source in runtime_sources():
         yield str(source.relative_to(HERE)), source.read_bytes(), 0o644
     for wheel in locked_wheels(wheels):
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
@@ -56,6 +56,16 @@ def contents(wheels: Path) -> Iterator[tuple[str, bytes, int]]:
                 if not name.endswith("/"):
                     yield f"vendor/{name}", archive.read(name), 0o644
     yield "VERSION", f"{version()}\n".encode(), 0o644
+
+
+def runtime_sources(package: Path = HERE / "headcni") -> list[Path]:
+    """All files of the package. `shared` in it is a link to a folder, which rglob would skip."""
+    return sorted(
+        Path(folder, name)
+        for folder, _unused, names in os.walk(package, followlinks=True)
+        for name in names
+        if name.endswith((".py", ".json"))
+    )
 
 
 def native_shims(folder: Path = HERE / "native") -> Iterator[tuple[str, bytes, int]]:

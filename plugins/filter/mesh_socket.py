@@ -39,14 +39,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import MODES, SOCKETS
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import MODES, socket_of
 
 
 def mesh_socket(mode: str, variables: Mapping[str, Any]) -> str:
     if mode not in MODES:
         raise AnsibleFilterError(f"mode: {mode}, expected {' or '.join(MODES)}")
     moved = variables.get("tailscale_socket") or variables.get("headcni_node_tailscale_socket")
-    return str(moved) if moved and mode == "host" else SOCKETS[mode]
+    return socket_of(mode, str(moved or "") if mode == "host" else "")
 
 
 class FilterModule:

@@ -42,7 +42,7 @@ _value:
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.headcni.mesh.plugins.module_utils import podcidr
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import podcidr
 
 MOST_NAMED = 5
 ADVICE = "give one of them another by headcni_node_pod_cidr"

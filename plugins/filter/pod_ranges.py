@@ -37,7 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import collapse_addresses
 from typing import Any
 
-from ansible_collections.headcni.mesh.plugins.module_utils import podcidr
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import podcidr
 
 
 def pod_ranges(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, list[str]]:

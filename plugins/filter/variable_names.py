@@ -39,7 +39,7 @@ from typing import Any
 
 from ansible.utils.display import Display
 from ansible_collections.headcni.mesh.plugins.filter.mesh_hosts import matched
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import MODES
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import MODES
 from ansible_collections.headcni.mesh.plugins.plugin_utils.former_names import FORMER
 
 MOST = 8  # a mistake in a group's variables is the same for all of its hosts

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from . import conflist
+from .shared import conflist
 
 _FILE = "directories"
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import bearer_token
 
 K3S_KUBECTL = ("k3s", "kubectl")
 K3S_KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"

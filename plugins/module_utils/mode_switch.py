@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
-from . import modes, node, node_config
-from .filelock import lock
+from . import node, node_config
+from .shared import modes
+from .shared.filelock import lock
 
 NOTE = "/var/lib/headcni/switch.json"
 NEXT = f"{node_config.PATH}.next"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from .localapi import SOCKET, LocalAPI, LocalAPIError
+from .shared.localapi import SOCKET, LocalAPI, LocalAPIError
 
 PATH = "/var/lib/headcni/before.json"
 # What tailscaled, the daemon or a pod's network turn.

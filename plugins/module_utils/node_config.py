@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from . import podcidr
+from .shared import podcidr
 
 PATH = "/etc/headcni/config.yaml"
 MODE = 0o600
@@ -175,15 +175,12 @@ def pinned(config: Mapping[str, Any], found: podcidr.Resolution) -> dict[str, An
 
 
 def cluster_cidrs(config: Mapping[str, Any], own: Sequence[podcidr.Network]) -> list[str]:
-    """The cluster's CIDRs as given, else what the daemon takes them to be."""
+    """The cluster's CIDRs as given, or as the daemon assumes them to be."""
     given = ((config.get("network") or {}).get("podCIDR") or {}).get("base")
     if given:
         listed = given.split(",") if isinstance(given, str) else given
-        return [str(one).strip() for one in listed]
-    return [
-        str(cidr.supernet(new_prefix=min(cidr.prefixlen, 16 if cidr.version == 4 else 48)))
-        for cidr in own
-    ]
+        return [str(cidr).strip() for cidr in listed]
+    return [str(cidr) for cidr in podcidr.cluster_around(own)]
 
 
 def render(config: Mapping[str, Any]) -> str:

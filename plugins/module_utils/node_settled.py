@@ -12,7 +12,8 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from . import conflist, conflist_places, node_config, node_release, podcidr
+from . import conflist_places, node_config, node_release
+from .shared import conflist, podcidr
 
 _STRINGS: dict[str, Any] = {"type": "list", "elements": "str"}
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import conflist, container_runtimes
+from . import container_runtimes
+from .shared import conflist
 
 GUIDE = container_runtimes.MIGRATION
 _SUBNET_ENV = "run/flannel/subnet.env"

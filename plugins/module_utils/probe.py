@@ -19,7 +19,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from .localapi import LocalAPIError
+from .shared.localapi import LocalAPIError
 
 REPEAT_SECONDS = 0.5
 DIRECT, RELAYED, UNKNOWN = "direct", "relayed", "unknown"  # paths

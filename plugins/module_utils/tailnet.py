@@ -22,7 +22,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import urlsplit
 
-from .localapi import NO_ANSWER, NO_SOCKET, LocalAPI, LocalAPIError, Status
+from .shared.localapi import NO_ANSWER, NO_SOCKET, LocalAPI, LocalAPIError, Status
 
 # The names that Tailscale's own service has had.
 TAILSCALE_INC = ("", "https://login.tailscale.com", "https://controlplane.tailscale.com")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from .localapi import SOCKET, LocalAPI, LocalAPIError
+from .shared.localapi import SOCKET, LocalAPI, LocalAPIError
 from .tailnet import (
     TAILSCALE_INC,
     Plan,

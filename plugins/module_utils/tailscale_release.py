@@ -30,7 +30,7 @@ from urllib.error import HTTPError, URLError
 
 from ansible.module_utils.urls import open_url
 
-from .localapi import short_version
+from .shared.localapi import short_version
 
 CLI, DAEMON = "/usr/bin/tailscale", "/usr/sbin/tailscaled"
 UNIT = "/etc/systemd/system/tailscaled.service"

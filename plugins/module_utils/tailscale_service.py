@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Callable, NamedTuple
 
-from .localapi import SOCKET, LocalAPI, LocalAPIError
+from .shared.localapi import SOCKET, LocalAPI, LocalAPIError
 from .tailscale_release import InstallError
 
 NAME = "tailscaled.service"

@@ -131,7 +131,8 @@ validated:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config, podcidr
+from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import podcidr
 
 DAEMON = "headcni-daemon.service"
 STAGED = ".next"

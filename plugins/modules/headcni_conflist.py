@@ -209,11 +209,11 @@ import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     conflist_places,
     node,
     node_settled,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
 
 
 def main() -> None:

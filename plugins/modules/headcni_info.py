@@ -90,12 +90,12 @@ conditions:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     monitor,
     node,
     node_config,
     node_release,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
 
 UNITS = ("headcni-daemon", "headcni-tailscaled")
 

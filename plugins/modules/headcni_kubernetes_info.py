@@ -121,7 +121,8 @@ import time
 from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token, kubernetes, node
+from ansible_collections.headcni.mesh.plugins.module_utils import kubernetes, node
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import bearer_token
 
 
 def main() -> None:

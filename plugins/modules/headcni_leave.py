@@ -121,13 +121,13 @@ import subprocess
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     mode_switch,
-    modes,
     node,
     node_baseline,
     node_config,
     node_release,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
 )

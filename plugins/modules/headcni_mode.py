@@ -109,13 +109,12 @@ targets:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import (
-    mode_switch,
-    modes,
-    node,
-    node_config,
+from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
+    LocalAPI,
+    LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 STATES = ("settled", "begun", "prepared", "moved", "dropped", "finished")
 
@@ -189,7 +188,7 @@ def targets(config: dict) -> list[dict]:
     """Nobody, if the tailscaled in charge does not say whom there is."""
     if not config:
         return []
-    path = config["tailscale"]["socket"]["path"] or modes.SOCKETS[mode_switch.mode_of(config)]
+    path = modes.socket_of(mode_switch.mode_of(config), config["tailscale"]["socket"]["path"])
     try:
         status = LocalAPI(path).raw_status(peers=True)
     except LocalAPIError:

@@ -210,7 +210,6 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     container_runtimes,
     kernel,
     node,
@@ -221,9 +220,9 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     node_settled,
     other_networks,
     package_owner,
-    podcidr,
     ssh_client,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist, podcidr
 
 SYSCTL = {4: "/proc/sys/net/ipv4/ip_forward", 6: "/proc/sys/net/ipv6/conf/all/forwarding"}
 FIREWALL_UNITS = {

@@ -181,7 +181,6 @@ from ipaddress import ip_address, ip_network
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     kernel,
     node,
     probe,
@@ -189,11 +188,11 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     probe_cri,
     probe_pod,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist, modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import SOCKETS
 
 PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
 STATE = os.path.join(probe_pod.HOME, "probe.json")
@@ -219,7 +218,7 @@ def main() -> None:
             "host_port": {"type": "int", "default": 18473},
             "runtime": {"type": "bool", "default": False},
             "crictl": {"type": "path"},
-            "socket": {"type": "path", "default": SOCKETS["host"]},
+            "socket": {"type": "path", "default": modes.SOCKETS["host"]},
             "targets": {"type": "list", "elements": "dict", "default": []},
             "paths": {"type": "bool", "default": False},
             "outside": {"type": "list", "elements": "str", "default": []},
@@ -567,10 +566,10 @@ def ours(conf: dict) -> dict:
 
 
 def socket_of(conf: dict, of_the_node: str) -> str:
-    mode = ours(conf).get("mode", "host")
-    return ours(conf).get("tailscale_socket") or {**SOCKETS, "host": of_the_node}.get(
-        mode, of_the_node
-    )
+    configured = ours(conf).get("tailscale_socket")
+    if ours(conf).get("mode", "host") == "daemon":
+        return modes.socket_of("daemon", configured)
+    return configured or of_the_node
 
 
 def pod_cidrs(conf: dict) -> list[str]:

@@ -152,12 +152,8 @@ loopback:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import (
-    modes,
-    node,
-    node_baseline,
-    node_release,
-)
+from ansible_collections.headcni.mesh.plugins.module_utils import node, node_baseline, node_release
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
 
 NO_LOOPBACK = (
     "there is no loopback CNI plugin in {dirs}, nor elsewhere on this node: containerd needs it "

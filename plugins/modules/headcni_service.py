@@ -103,13 +103,12 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import (
-    modes,
-    monitor,
-    node,
-    node_config,
+from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
+    LocalAPI,
+    LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI, LocalAPIError
 
 ENVIRONMENT = "/etc/default/headcni-tailscaled"
 UNIT_DIR = "/etc/systemd/system"

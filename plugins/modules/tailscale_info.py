@@ -123,7 +123,7 @@ health:
 import platform
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     SOCKET,
     LocalAPI,
     LocalAPIError,

@@ -155,11 +155,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import node_baseline
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.modes import SOCKETS
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import SOCKETS
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import (
     Joining,
     Plan,

@@ -24,7 +24,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.headcni.mesh.plugins.module_utils import node_release
-from ansible_collections.headcni.mesh.plugins.module_utils.filelock import lock
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.filelock import lock
 
 SOURCES = Path(__file__).resolve().parent.parent / "cni"
 PREFIX = "headcni-runtime-"
@@ -158,7 +158,8 @@ def _key(sources: Path) -> str:
     digest = hashlib.sha256()
     files = [sources / "release.py", sources / "requirements.lock"]
     for folder in ("bin", "units", "headcni", "native"):
-        files += (one for one in (sources / folder).rglob("*") if one.suffix != ".pyc")
+        for parent, _unused, names in os.walk(sources / folder, followlinks=True):
+            files += (Path(parent, name) for name in names if not name.endswith(".pyc"))
     for file in sorted(files):
         if file.is_file():
             content = hashlib.sha256(file.read_bytes()).hexdigest()

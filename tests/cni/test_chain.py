@@ -206,7 +206,7 @@ def _text(packed: bytes) -> str:
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 def test_the_conflist_that_we_write_works_as_it_is(node, version):
-    from headcni import conflist as writer
+    from headcni.shared import conflist as writer
 
     options = writer.Options.of({"pod_cidrs": ["10.55.1.0/24"], "cluster_cidrs": ["10.55.0.0/16"]})
     written = writer.build(options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headcni.conflist import Options, build, write
+from headcni.shared.conflist import Options, build, write
 
 NETCONF = {
     "cniVersion": "1.0.0",

@@ -27,8 +27,10 @@ def test_it_stands_alone(release):
         "bin/headcni",
         "bin/headcni-ipam",
         "VERSION",
-        "headcni/podcidr.py",
-        "headcni/conflist.py",
+        "headcni/mesh/namespace/__main__.py",
+        "headcni/settings/config.schema.json",
+        "headcni/shared/podcidr.py",
+        "headcni/shared/conflist.py",
         "vendor/pyroute2/__init__.py",
     } <= names
     assert [name for name in names if name.endswith((".so", ".pyc"))] == []

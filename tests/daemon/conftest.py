@@ -55,7 +55,7 @@ class ServedNode(CniNode):
         self, *options: str, code: str = "", before: tuple[str, ...] = ()
     ) -> subprocess.Popen[bytes]:
         """Start a server, and wait until it listens. `before` is a command that runs it."""
-        main = ("-c", code) if code else ("-m", "headcni.daemon.server")
+        main = ("-c", code) if code else ("-m", "headcni.daemon.cni.server")
         argv, env = self.python_command(
             *main, "--socket", str(self.socket), "--data-dir", str(self.tmp / "data"), *options
         )

@@ -16,9 +16,9 @@ import pytest
 from cni_node import Namespace
 from mesh_node import BareNode, bare_node
 
-from headcni.daemon import config as configuration
-from headcni.daemon import pod_traffic
+from headcni import settings as configuration
 from headcni.datapath import host_firewall, netns
+from headcni.mesh import pod_traffic
 
 NODE = {4: "100.64.0.1", 6: "fd7a:115c:a1e0::1"}
 PEER = {4: "100.64.0.9", 6: "fd7a:115c:a1e0::9"}

@@ -19,9 +19,10 @@ from headscale_server import HeadscaleServer, Tailscaled
 from lab_command import CHECKOUT
 from patience import until
 
-from headcni.daemon.routes import Mesh, RouteManager
-from headcni.daemon.tailscale import LocalApi, Peer, Status
 from headcni.datapath import netns
+from headcni.mesh.localapi import LocalApi, Peer, Status
+from headcni.mesh.mesh import Mesh
+from headcni.mesh.routes import RouteReconciler
 
 TAG = "tag:headcni"
 RANGES = {1: ("10.244.1.0/24", "fd44:0:1::/64"), 2: ("10.244.2.0/24", "fd44:0:2::/64")}
@@ -64,14 +65,14 @@ class Tailnet:
     def peer(self, name: str) -> Peer:
         return next(peer for peer in self.status().peers if peer.name == name)
 
-    def manager(self, *tags: str) -> RouteManager:
+    def manager(self, *tags: str) -> RouteReconciler:
         mesh = Mesh(
             cluster_cidrs=(ip_network("10.244.0.0/16"), ip_network("fd44::/32")),
             own_cidrs=tuple(map(ip_network, RANGES[1])),
             peer_tags=tags,
         )
         with netns.opened(self.host.path) as fd, netns.entered(fd):
-            return RouteManager(mesh, self.api)
+            return RouteReconciler(mesh, self.api)
 
     def routes(self) -> dict[str, str]:
         """What the kernel does with each destination."""

@@ -25,10 +25,10 @@ from leftovers import assert_nothing_left
 from patience import until
 from stub_server import StubServer, says, stub_server
 
-from headcni.daemon import headscale as headscale_module
-from headcni.daemon.approvals import ApprovalReport, Identity, RouteKeeper, clashes, identify
-from headcni.daemon.headscale import Breaker, HeadscaleClient, HeadscaleError, Node, read_key
-from headcni.daemon.tailscale import LocalApi
+from headcni.mesh import headscale as headscale_module
+from headcni.mesh.approvals import ApprovalKeeper, ApprovalReport, Identity, clashes, identify
+from headcni.mesh.headscale import Breaker, HeadscaleClient, HeadscaleError, Node, read_key
+from headcni.mesh.localapi import LocalApi
 from lab.layout import Lab
 from lab.machines import leader
 
@@ -60,7 +60,7 @@ class Tailnet:
     tmp: Path
     url: str
     lab_key: str = field(repr=False)
-    keepers: list[RouteKeeper] = field(default_factory=list)
+    keepers: list[ApprovalKeeper] = field(default_factory=list)
 
     @property
     def key_file(self) -> Path:
@@ -83,13 +83,13 @@ class Tailnet:
         own: tuple[str, ...] = OWN,
         identity: Identity | None = None,
         **how: Any,
-    ) -> RouteKeeper:
+    ) -> ApprovalKeeper:
         """node1's."""
 
         def found() -> Identity:
             return identity or identify(self.api("node1"))
 
-        made = RouteKeeper(client or self.client(), found, map(ip_network, own), **how)
+        made = ApprovalKeeper(client or self.client(), found, map(ip_network, own), **how)
         self.keepers.append(made)
         return made
 
@@ -236,7 +236,7 @@ def test_a_running_keeper_does_not_bring_back_what_was_withdrawn(tailnet):
 
 def test_routes_are_withdrawn_though_tailscaled_has_gone_first(tailnet):
     asked: list[Identity] = [identify(tailnet.api("node1"))]
-    keeper = RouteKeeper(tailnet.client(), lambda: asked.pop(), map(ip_network, OWN))
+    keeper = ApprovalKeeper(tailnet.client(), lambda: asked.pop(), map(ip_network, OWN))
     keeper.ensure_once()
     keeper._identity = lambda: identify(LocalApi("/run/there-is-no-such.sock"))
     assert keeper.withdraw().problem == ""
@@ -275,7 +275,7 @@ def test_a_claim_of_another_node_is_found_in_time(tailnet):
 
 def test_a_node_that_joined_anew_does_not_go_by_its_former_self(tailnet):
     me, reports = [identify(tailnet.api("node2"))], []
-    keeper = RouteKeeper(
+    keeper = ApprovalKeeper(
         tailnet.client(), lambda: me[0], map(ip_network, OWN), reports.append, interval=0.1
     )
     keeper.start()
@@ -430,7 +430,7 @@ def test_a_keeper_stops_at_once_though_headscale_hangs(tailnet, caplog):
         keeper = tailnet.keeper(tailnet.client(timeout=60, retries=3))
         keeper.start()
         time.sleep(0.5)
-        thread = keeper._thread
+        thread = keeper._loop._thread
         began = time.monotonic()
         keeper.stop()
         assert time.monotonic() - began < 4
@@ -630,7 +630,7 @@ def test_the_key_is_in_no_error_and_no_log_even_if_the_server_sends_it_back(stub
     caplog.set_level(logging.DEBUG)
     echo = json.dumps({"code": 2, "message": f"bad header: Bearer {SECRET}"})
     stub.answers = [says(500, echo)]
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     report = keeper.ensure_once()
     assert "bad header: Bearer [the key]" in report.problem
     told = [str(vars(record)) for record in caplog.records]
@@ -645,7 +645,7 @@ def test_a_server_older_than_our_api_is_refused_by_name(stub, client, where):
     if where == "list":
         del node["approvedRoutes"]
     stub.answers = [lists(node), says(404, '{"code":5,"message":"Not Found"}')]
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     assert "is too old" in (problem := keeper.ensure_once().problem)
     assert "upgrade it to 0.26 or newer" in problem
     assert len(stub.requests) == (1 if where == "list" else 2)
@@ -657,7 +657,7 @@ def test_a_node_that_0_30_no_longer_has_is_not_taken_for_an_old_headscale(stub, 
         '{"title":"Not Found","detail":"setting approved routes","errors":[{"message":"no node"}]}'
     )
     stub.answers = [lists(node_json()), says(404, gone, "application/problem+json")]
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     problem = keeper.ensure_once().problem
     assert "Not Found: setting approved routes: no node (HTTP 404); see the log of Head" in problem
 
@@ -699,7 +699,7 @@ def test_an_answer_that_is_nested_without_end_is_not_understood(stub, client):
 
 def test_an_approval_that_headscale_does_not_keep_is_no_approval(stub, client):
     stub.answers = [lists(node_json()), says(200, "{}"), lists(node_json())]
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     report = keeper.ensure_once()
     assert report.approved == ()
     assert keeper.held_back() == f"Headscale did not keep the approval of {', '.join(OWN)}"
@@ -713,7 +713,7 @@ def test_a_withdrawal_that_got_no_answer_is_looked_at_again(stub, client):
         says(504, "lost", "text/plain"),
         lists(node_json(approvedRoutes=["192.168.50.0/24"])),
     ]
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     report = keeper.withdraw()
     assert (report.problem, set(report.withdrawn)) == ("", set(OWN))
     assert [line.split()[0] for line in stub.requests] == ["GET", "POST", "GET"]
@@ -722,7 +722,7 @@ def test_a_withdrawal_that_got_no_answer_is_looked_at_again(stub, client):
 def test_trouble_is_logged_when_it_begins_and_ends_and_not_at_each_pass(stub, client, caplog):
     caplog.set_level(logging.INFO)
     client.breaker = Breaker(2, rest=0.3)
-    keeper = RouteKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
+    keeper = ApprovalKeeper(client, lambda: Identity("nodekey:1", "node1"), map(ip_network, OWN))
     stub.answers = [says(503, "later", "text/plain")]
     keeper.ensure_once()
     for _ in range(5):

@@ -10,9 +10,11 @@ from ansible_module import run
 from api_server import ApiServer, serving
 from lab_command import CHECKOUT
 
-from headcni import bearer_token
-from headcni.daemon.kube import DENIED, KubeClient, KubeError, Selector, Source
-from headcni.daemon.kube_token import TokenKeeper
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.client import KubeClient, Selector
+from headcni.daemon.kubernetes.errors import DENIED, KubeError
+from headcni.daemon.kubernetes.token import TokenKeeper
+from headcni.shared import bearer_token
 from lab import tools
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ PORT = {
 SLOW = """
 import os, time
 from headcni import buried
-from headcni.daemon import links, server
+from headcni.daemon.cni import links, server
 
 class Slow:
     @staticmethod
@@ -261,7 +261,7 @@ class TestStopped:
 
 def test_a_failure_is_told_and_tried_again(node):
     once = (
-        "from headcni.daemon import links, server\n"
+        "from headcni.daemon.cni import links, server\n"
         "from headcni.errors import CniError\n"
         "finish, calls = links.buried.finish, []\n"
         "class Once:\n"

@@ -21,8 +21,8 @@ from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from mesh_node import CNI, bare_node
 
-from headcni.daemon.mesh_config import MeshConfig
 from headcni.errors import CniError
+from headcni.mesh.namespace.settings import MeshConfig
 
 # On a bare node: a network namespace with an underlay.
 
@@ -237,9 +237,9 @@ def test_routes_into_the_mesh_are_what_a_route_manager_needs(bare):
 NODES = ("node1", "node2")
 TS = "tailscale --socket=/run/headcni/tailscaled.sock"
 PYTHON = "PYTHONPATH=/opt/headcni/current:/opt/headcni/current/vendor python3 -S"
-NAMESPACE = f"{PYTHON} -m headcni.daemon.namespace"
+NAMESPACE = f"{PYTHON} -m headcni.mesh.namespace"
 TELL_FIREWALLS = (
-    f'{PYTHON} -c "from headcni.daemon.namespace import _tell_firewalls as tell\n'
+    f'{PYTHON} -c "from headcni.mesh.namespace.__main__ import tell_firewalls as tell\n'
     "tell('/etc/headcni/config.yaml')\""
 )
 RUNNING = "tailscale status --json --peers=false | grep -q Running"
@@ -382,7 +382,7 @@ def add_routes(mesh: Mesh, node: str) -> None:
     mesh.on(
         node,
         f"""set -e
-        gateways=$({PYTHON} -c "from headcni.daemon.namespace import MeshNamespace as M
+        gateways=$({PYTHON} -c "from headcni.mesh.namespace.mesh_namespace import MeshNamespace as M
 print(*M().gateways.values())")
         set -- $gateways
         ip route add 10.42.{there}.0/24 via $1 dev headcni01 src 10.42.{here}.1 table 5200

@@ -25,11 +25,14 @@ from leftovers import assert_nothing_left
 from patience import until
 from pyroute2 import IPRoute
 
-from headcni.daemon import routes as routes_module
-from headcni.daemon.kernel_routes import RouteSocket
-from headcni.daemon.routes import Mesh, Report, RouteManager
-from headcni.daemon.tailscale import LocalApi, NodePrefs, Note, Peer, Status, TailscaleError
 from headcni.datapath import netns
+from headcni.mesh import routes as routes_module
+from headcni.mesh.localapi import LocalApi, Note, Peer, Status, TailscaleError
+from headcni.mesh.mesh import Mesh
+from headcni.mesh.own_networks import forget_own_networks
+from headcni.mesh.prefs import NodePrefs
+from headcni.mesh.route_socket import RouteSocket
+from headcni.mesh.routes import Report, RouteReconciler
 from lab.layout import Lab
 from lab.machines import leader
 
@@ -96,11 +99,11 @@ class Node:
 
     host: Namespace
     tailnet: Tailnet
-    made: list[RouteManager] = field(default_factory=list)
+    made: list[RouteReconciler] = field(default_factory=list)
 
-    def manager(self, mesh: Mesh = MESH, **how: object) -> RouteManager:
+    def manager(self, mesh: Mesh = MESH, **how: object) -> RouteReconciler:
         with self.inside():
-            self.made.append(RouteManager(mesh, self.tailnet, **how))
+            self.made.append(RouteReconciler(mesh, self.tailnet, **how))
         return self.made[-1]
 
     @contextmanager
@@ -338,7 +341,7 @@ def test_daemon_mode_leaves_the_rule_of_host_mode_until_that_is_dropped(node):
     node.manager(MESH).reconcile()
     assert way(node, "192.168.7.20") == "eth0"
     with node.inside(), contextlib.closing(RouteSocket()) as kernel:
-        assert len(routes_module.forget_own_networks(kernel)) == 2
+        assert len(forget_own_networks(kernel)) == 2
     assert way(node, "192.168.7.20") == "tailscale0"
 
 
@@ -769,7 +772,7 @@ class Machine:
     number: int
     tmp: Path
     pod: Namespace
-    manager: RouteManager | None = None
+    manager: RouteReconciler | None = None
     reports: list[Report] = field(default_factory=list)
 
     @classmethod
@@ -823,7 +826,7 @@ class Machine:
             tuple(map(ip_address, self.gateways)),
         )
         with netns.opened(self.host.path) as fd, netns.entered(fd):
-            self.manager = RouteManager(
+            self.manager = RouteReconciler(
                 mesh, self.api, prefs=self.prefs, on_report=self.reports.append
             )
             self.manager.start()

@@ -19,7 +19,8 @@ from contextlib import suppress
 import pytest
 from cni_node import EMPTY, sh
 
-from headcni.daemon.server import READ_SECONDS, THREADS
+from headcni.daemon.cni.calls import THREADS
+from headcni.daemon.cni.listener import READ_SECONDS
 from headcni.shim import HEADER, LIMIT, MAGIC
 
 CALLS, AT_ONCE = 200, 16
@@ -155,7 +156,7 @@ class TestServed:
 
     def test_a_hook_that_fails_does_not_fail_the_pod(self, node):
         node.start(
-            code="import headcni.daemon.server as server\n"
+            code="import headcni.daemon.cni.server as server\n"
             "def hook(*what): raise RuntimeError('no metrics today')\n"
             "server._shown = hook\n"
             "server.main()\n"
@@ -343,7 +344,7 @@ class TestWithoutIt:
 
     def test_a_daemon_of_another_release_is_not_asked(self, node):
         node.start(
-            code="import headcni.daemon.server as server\n"
+            code="import headcni.daemon.cni.server as server\n"
             "server.CniServer.__init__.__defaults__ = (\n"
             "    *server.CniServer.__init__.__defaults__[:2], '0.0.9',\n"
             "    *server.CniServer.__init__.__defaults__[3:])\n"
@@ -395,7 +396,7 @@ class TestWithoutIt:
 
     def test_a_daemon_that_can_start_no_thread_leaves_its_calls_to_their_shims(self, node):
         server = node.start(
-            code="import threading, headcni.daemon.server as server\n"
+            code="import threading, headcni.daemon.cni.server as server\n"
             "start = threading.Thread.start\n"
             "def refuse(thread):\n"
             "    if thread.name == 'cni': raise RuntimeError(\"can't start new thread\")\n"
@@ -533,7 +534,7 @@ class TestTheDoor:
 
     def test_a_second_daemon_does_not_start_and_the_first_goes_on(self, node, server):
         argv, env = node.python_command(
-            *("-m", "headcni.daemon.server", "--socket", str(node.socket)),
+            *("-m", "headcni.daemon.cni.server", "--socket", str(node.socket)),
             *("--data-dir", str(node.tmp / "second")),
         )
         second = subprocess.run(

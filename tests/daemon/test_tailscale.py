@@ -23,7 +23,8 @@ from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from patience import until
 
-from headcni.daemon.tailscale import Bus, LocalApi, NodePrefs, Note, TailscaleError
+from headcni.mesh.localapi import Bus, LocalApi, Note, TailscaleError
+from headcni.mesh.prefs import NodePrefs
 from lab import tools
 from lab.layout import Lab
 from lab.machines import leader

@@ -7,7 +7,7 @@ import re
 
 from k8s_cluster import NODES, until
 
-from headcni import bearer_token
+from headcni.shared import bearer_token
 
 NODE = "node2"
 

@@ -137,7 +137,7 @@ def test_a_delegate_that_the_daemon_starts_itself_is_outside_of_its_sandbox(daem
 
 def test_the_daemon_can_neither_mount_nor_enter_the_hosts_mounts(daemons):
     """headcni-tailscaled makes the mesh's namespace, not the daemon."""
-    code = "from headcni.daemon import named_netns as n; n.{}"
+    code = "from headcni.mesh.namespace import named as n; n.{}"
     assert "PermissionError" in confined(
         daemons, code.format("create('/run/netns/confined')"), check=False
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPI
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import LocalAPI
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options import joined_key
 from ansible_module import Failed, run
 from headscale_server import HeadscaleServer, Tailscaled

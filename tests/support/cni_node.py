@@ -46,7 +46,7 @@ with Store.in_directory(sys.argv[1]) as store:
 LIMIT_TAILNET = """
 import json, sys
 from ipaddress import ip_network
-from headcni.daemon import config
+from headcni import settings as config
 from headcni.daemon.tailnet import TailnetAccess
 from headcni.recover import recover
 from headcni.store import Store

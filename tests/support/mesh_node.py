@@ -16,9 +16,9 @@ from typing import Any
 from cni_node import Namespace, sh
 from lab_command import CHECKOUT
 
-from headcni.daemon.mesh_config import MeshConfig
-from headcni.daemon.namespace import MeshNamespace
 from headcni.datapath import netns
+from headcni.mesh.namespace.mesh_namespace import MeshNamespace
+from headcni.mesh.namespace.settings import MeshConfig
 
 CNI = CHECKOUT / "plugins/cni"
 
@@ -47,7 +47,7 @@ class BareNode:
         # Not `ip netns exec`: in a mount namespace of its own the new namespace would not be seen.
         entered = ["nsenter", f"--net={self.netns.path}", sys.executable]
         return sh(
-            *(*entered, "-m", "headcni.daemon.namespace", verb, "--mesh", config),
+            *(*entered, "-m", "headcni.mesh.namespace", verb, "--mesh", config),
             env={**os.environ, "PYTHONPATH": str(CNI)},
             check=False,
         )

@@ -9,9 +9,10 @@ import sys
 import threading
 from ipaddress import ip_network
 
-from headcni.daemon import log
-from headcni.daemon.kube import KubeClient, Source
-from headcni.daemon.pods import PodWatcher
+from headcni import log
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.client import KubeClient
+from headcni.daemon.kubernetes.pods import PodWatcher
 from headcni.store import DATA_DIR, Store
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from lab_command import CHECKOUT
 
 from headcni import __version__
-from headcni.daemon import protocol
+from headcni.daemon.cni import protocol
 from headcni.shim import HEADER, MAGIC
 
 RUNTIME = CHECKOUT / "plugins/cni"

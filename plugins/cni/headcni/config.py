@@ -43,8 +43,8 @@ from .model import (
     PortMapping,
     PortRange,
 )
-from .podcidr import PodCidrError, parse_cidr, unfit_for_pods
 from .runtime_config import as_specified
+from .shared.podcidr import PodCidrError, parse_cidr, unfit_for_pods
 
 TYPE = "headcni"
 CNI_VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -199,7 +199,7 @@ def _doubts(network: NetworkConfig) -> Iterator[str]:
 
 def conflist_problems(text: bytes, env: Mapping[str, str]) -> list[Problem]:
     """Every mistake in a conflist file, and in the netconfs of ours that libcni makes of it."""
-    from .conflist import validate
+    from .shared.conflist import validate
 
     try:
         conf, found = _decode(text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any, Mapping, Optional, Tuple, Union
 
-from .modes import SOCKETS
 from .record import dataclass, field
+from .shared.modes import SOCKETS
 
 Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]

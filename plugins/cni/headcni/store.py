@@ -825,7 +825,7 @@ def _keep_newest(prefix: str, count: int) -> None:
 
 @contextmanager
 def _file_lock(path: str) -> Iterator[None]:
-    from .filelock import lock  # rarely needed: the file is made, migrated or replaced
+    from .shared.filelock import lock  # rarely needed: the file is made, migrated or replaced
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -15,7 +15,7 @@ from ipaddress import ip_network
 from typing import NamedTuple, Tuple
 
 from .model import Address, Network
-from .modes import LINKS
+from .shared.modes import LINKS
 
 ALL, PODS = "all", "pods"
 ANNOTATION = "headcni.dev/tailnet-access"  # on a Kubernetes namespace

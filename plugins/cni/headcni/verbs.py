@@ -39,8 +39,8 @@ from .ipam.allocate import Ipam
 from .ipam.config import ROUTE_KEYS, ensure_may_ask
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, Dns, Lease, LeasedAddress, NetworkConfig, Owner, PodRef, Route
-from .modes import LINKS
 from .record import dataclass, field, replace
+from .shared.modes import LINKS
 from .shim import HAND_OVER_SECONDS, MAGIC
 from .store import PRESENT, Attachment, Store, Tombstone, holder_of, last_known
 

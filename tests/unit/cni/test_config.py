@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from headcni import config, subnet_env
 from headcni.call import Call, cni_args, pod_ref
 from headcni.config import parse, problems, render
-from headcni.conflist import Options, build
 from headcni.errors import (
     BAD_ENVIRONMENT,
     INCOMPATIBLE_VERSION,
@@ -24,6 +23,7 @@ from headcni.errors import (
 )
 from headcni.ipam.config import Problem, UnknownKey
 from headcni.model import Bandwidth, Dns, NetworkConfig, PodRef, PortMapping
+from headcni.shared.conflist import Options, build
 
 GOOD = {
     "cniVersion": "1.0.0",

@@ -6,8 +6,8 @@ import pytest
 
 from headcni.ctl import diagnose
 from headcni.ctl.diagnose import differences
-from headcni.daemon.config import parse
 from headcni.model import Owner, PodRef
+from headcni.settings import parse
 from headcni.store import Attachment, Store
 
 CONF = {

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from headcni import config
-from headcni.daemon import log as logs
-from headcni.daemon.events import FAILED, KEPT, Event, Events
+from headcni import log as logs
+from headcni.daemon.observe.events import FAILED, KEPT, Event, Events
 from headcni.errors import CniError
 from headcni.ipam import plugin as ipam
 from headcni.ipam.config import ANNOTATIONS

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from shims import NATIVE, PROGRAMS, Behaviour, Release, answering
 
-from headcni.daemon import protocol
+from headcni.daemon.cni import protocol
 from headcni.shim import LIMIT
 
 

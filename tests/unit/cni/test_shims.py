@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shims import NATIVE, PROGRAMS, Behaviour, Release, answering, header
 
-from headcni.daemon import protocol
+from headcni.daemon.cni import protocol
 from headcni.shim import HANDED_BACK, LIMIT, MAGIC, STDIN_LIMIT
 
 ADD = {b"CNI_COMMAND": b"ADD", b"CNI_CONTAINERID": b"one", b"CNI_NETNS": b"/proc/self/ns/net"}

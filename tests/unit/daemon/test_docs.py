@@ -10,9 +10,9 @@ from lab_command import CHECKOUT
 
 from headcni import config as netconf
 from headcni import errors, subnet_env
-from headcni.daemon import config
-from headcni.daemon.config import DaemonConfig
+from headcni import settings as config
 from headcni.ipam import config as ipam
+from headcni.settings import DaemonConfig
 
 CONFIGURATION = (CHECKOUT / "docs/configuration.md").read_text()
 ERRORS = (CHECKOUT / "docs/errors.md").read_text()
@@ -53,7 +53,8 @@ def test_every_key_of_a_netconf_is_described():
 
 
 def test_every_variable_is_described():
-    sources = (CHECKOUT / "plugins/cni/headcni").rglob("*.py")
+    runtime = CHECKOUT / "plugins/cni/headcni"
+    sources = [*runtime.rglob("*.py"), *(runtime / "shared").glob("*.py")]
     text = "".join(source.read_text() for source in sources if "daemon" not in source.parts)
     used = set(re.findall(r"""["'](HEADCNI_[A-Z_]+[A-Z]|NODE_POD_CIDR|NODE_NAME)["']""", text))
     used |= {f"HEADCNI_{key}" for key in subnet_env._KEYS}
@@ -95,8 +96,8 @@ def test_the_examples_of_netconfs_are_valid(example, monkeypatch, tmp_path):
 
 
 def test_every_page_of_the_monitor_is_described():
-    from headcni.daemon.metrics import Metrics
-    from headcni.daemon.monitor import Monitor
+    from headcni.daemon.observe.metrics import Metrics
+    from headcni.daemon.observe.monitor import Monitor
 
     pages = [page for page in Monitor(Metrics(), {})._pages if not page.endswith("/")]
     assert [page for page in pages if f"`{page}" not in CONFIGURATION] == []

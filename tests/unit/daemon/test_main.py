@@ -13,18 +13,22 @@ import kube_server
 import pytest
 from patience import until
 
+from headcni.condition import Condition
 from headcni.ctl import node, status
-from headcni.daemon import main
-from headcni.daemon.claims import Alarm, Refusal
-from headcni.daemon.config import parse
-from headcni.daemon.kernel_routes import Prefix
-from headcni.daemon.main import Conditions, Daemon, control_path, prefs_file
-from headcni.daemon.monitor import ask
-from headcni.daemon.pod_traffic import cluster_cidrs
-from headcni.daemon.routes import Condition, Report
+from headcni.daemon import daemon as parts
+from headcni.daemon import leaks
+from headcni.daemon.daemon import Daemon
+from headcni.daemon.observe.monitor import ask
+from headcni.daemon.readiness import Conditions
+from headcni.daemon.status import warnings_of
 from headcni.ipam.allocate import Ipam
+from headcni.mesh.claims import Alarm, Refusal
+from headcni.mesh.prefix import Prefix
+from headcni.mesh.routes import Report
+from headcni.mesh.settings import cluster_cidrs, mesh_of, prefs_file
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED
+from headcni.settings import control_path, parse
 from headcni.store import Attachment, PluginState
 
 CONFIG = """
@@ -67,19 +71,19 @@ def test_an_address_kept_for_a_link_that_is_gone_is_released(daemon):
     for number, owner in enumerate((kept, alive)):
         leased = LeasedAddress(ip_address(f"10.9.1.{7 + number}"), 32, None)
         daemon.store.adopt(owner, RECOVERED, [leased])
-    assert daemon._sweep() == ["hc0123456789a"]
+    assert daemon.leaks.sweep() == ["hc0123456789a"]
     assert Ipam(daemon.store).lease(kept) is None
     assert Ipam(daemon.store).lease(alive) is not None  # it has an attachment, and lives
-    assert daemon._sweep() == []
+    assert daemon.leaks.sweep() == []
 
 
 def test_a_network_whose_namespace_is_gone_is_released_and_told(daemon, tmp_path):
     lost = attach(daemon, "lost", str(tmp_path / "gone"), time.time() - 3600)
-    assert daemon._sweep() == ["lost eth0"]
+    assert daemon.leaks.sweep() == ["lost eth0"]
     assert daemon.store.attachment(lost) is None
     [event] = daemon.events.kept()
     assert (event["type"], event["pod_ip"]) == ("pod-leaked", ["10.9.1.5"])
-    assert daemon._sweep() == []
+    assert daemon.leaks.sweep() == []
 
 
 def test_a_network_that_cannot_be_released_keeps_no_other_from_it(daemon, tmp_path):
@@ -87,7 +91,7 @@ def test_a_network_that_cannot_be_released_keeps_no_other_from_it(daemon, tmp_pa
     conf = {"cniVersion": "1.0.0", "name": "pods", "type": "nowhere"}
     daemon.store.save_plugin_state(stuck, PluginState(0, "nowhere", conf, {}))
     attach(daemon, "lost", str(tmp_path / "gone"), time.time() - 3600)
-    assert daemon._sweep() == ["lost eth0"]
+    assert daemon.leaks.sweep() == ["lost eth0"]
     assert [one.owner for one in daemon.store.attachments()] == [stuck]
 
 
@@ -96,7 +100,7 @@ def test_a_network_is_released_in_the_store_that_it_was_found_in(daemon, tmp_pat
     known = daemon.store.attachment(lost)
     elsewhere = {**known.config, "data_dir": str(tmp_path / "elsewhere")}
     daemon.store.remember(replace(known, config=elsewhere))
-    assert daemon._sweep() == ["lost eth0"]
+    assert daemon.leaks.sweep() == ["lost eth0"]
     assert daemon.store.attachments() == []
 
 
@@ -105,7 +109,7 @@ def test_what_is_young_or_alive_or_on_nobodys_record_stays(daemon, tmp_path):
     attach(daemon, "young", str(tmp_path / "gone"), time.time())
     attach(daemon, "alive", "/proc/self/ns/net", long_ago)
     attach(daemon, "unknown", "", long_ago)
-    assert daemon._sweep() == []
+    assert daemon.leaks.sweep() == []
     assert len(daemon.store.attachments()) == 3
 
 
@@ -113,7 +117,7 @@ def test_a_pod_that_a_reconstructed_store_took_for_alive_is_released_soon(
     daemon, tmp_path, monkeypatch
 ):
     """Its DEL was at work when the store was lost, and the runtime's cache still had it."""
-    monkeypatch.setattr(main, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.2)
     daemon._sweep_when_due()
     time.sleep(0.3)
     daemon._sweep_when_due()
@@ -134,8 +138,8 @@ def test_routes_that_cannot_be_kept_just_now_are_begun_at_a_later_pass(daemon, m
         def start(self) -> None:
             raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(main, "RouteManager", Refused)
-    monkeypatch.setattr(main, "_turn_forwarding_on", lambda cidrs: None)  # of this machine
+    monkeypatch.setattr(parts, "RouteReconciler", Refused)
+    monkeypatch.setattr(parts, "_turn_forwarding_on", lambda cidrs: None)  # of this machine
     daemon._pass("routes", daemon._start_routes)
     assert daemon.routes is None
     monkeypatch.setattr(Refused, "start", lambda _: None)
@@ -156,11 +160,11 @@ def test_what_a_reload_can_change_is_changed_in_every_part(daemon, tmp_path):
     config = daemon._path
     with open(config, "w", encoding="utf-8") as file:
         file.write("daemon: {reconcileInterval: 5m}\nipam: {gcInterval: 10s}\n")
-    daemon._sweep_at = time.monotonic() + 3600
+    daemon.leaks.due_at = time.monotonic() + 3600
     daemon.reload()
     assert (daemon.routes.seconds, daemon.pods.seconds) == ([300.0], [300.0])
-    assert daemon._sweep_at <= time.monotonic() + 10
-    assert daemon._wake.is_set(), "who keeps house waits for as long as was right before"
+    assert daemon.leaks.due_at <= time.monotonic() + 10
+    assert daemon._upkeep.is_woken, "who keeps house waits for as long as was right before"
     daemon.reload()
     assert daemon.routes.seconds == [300.0]
     with open(config, "w", encoding="utf-8") as file:
@@ -190,8 +194,8 @@ def test_a_first_pass_that_ends_while_somebody_asks_makes_nothing_look_ready():
         return ""
 
     conditions.fixed = {"store": passes}
-    assert not all(one.holds for one in ask(conditions)), "the pass was not over when asked"
-    assert [one.name for one in ask(conditions) if not one.holds] == ["tailscale"]
+    assert not all(one.ok for one in ask(conditions)), "the pass was not over when asked"
+    assert [one.name for one in ask(conditions) if not one.ok] == ["tailscale"]
 
 
 REFUSED = Refusal(Prefix.parse("10.9.128.0/17"), "laptop", "untagged")
@@ -222,7 +226,7 @@ def test_a_claim_of_a_foreign_device_is_told_and_counted_but_leaves_the_node_rea
 def test_a_node_of_the_mesh_that_has_this_nodes_range_makes_it_unready(daemon):
     held_back = ALARM._replace(holds_back=True)
     daemon._reported(Report(conditions=(Condition("routes", True, ""),), alarms=(held_back,)))
-    failed = {one.name: one.reason for one in ask(daemon.conditions) if not one.holds}
+    failed = {one.name: one.message for one in ask(daemon.conditions) if not one.ok}
     assert failed["alarm-own-cidr-10.9.1.0/24"] == "node2 serves 10.9.1.0/24"
     assert node.warned(daemon.status()) == [], "it is among the conditions"
 
@@ -231,7 +235,7 @@ def test_the_mesh_takes_its_rules_for_claims_from_the_configuration(tmp_path):
     more = "tailscale: {peerTags: [tag:k8s]}"
     config = configured(tmp_path, more)
     own = config.network.pod_cidr.node_local
-    mesh = main.mesh_of(config, own, cluster_cidrs(config, own), None)
+    mesh = mesh_of(config, own, cluster_cidrs(config, own), None)
     rules = mesh.claim_rules()
     assert (rules.tags, rules.lengths[2], rules.lengths[10]) == (("tag:k8s",), (24,), (64,))
 
@@ -254,7 +258,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     token.write_text(kube_server.jwt(time.time() - 100, time.time() - 10))
     server = kube_server.KubeServer(tmp_path / "server", accepts=set())
     kubeconfig = server.kubeconfig(tokenFile=str(token), token="")
-    monkeypatch.setattr("headcni.bearer_token.FILE", str(token))
+    monkeypatch.setattr("headcni.shared.bearer_token.FILE", str(token))
     more = f"kubeconfig: {kubeconfig}"
     config, problems = parse(
         CONFIG.format(tmp=tmp_path, more="").replace("}", f", {more}}}", 1).encode()
@@ -263,7 +267,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     daemon = Daemon(config, str(tmp_path / "config.yaml"))
     daemon._start_pods()
     try:
-        until(lambda: any(one.kind == "kubernetes-token" for one in daemon._warnings()))
+        until(lambda: any(one.kind == "kubernetes-token" for one in warnings_of(daemon)))
         [line] = [one for one in node.warned(daemon.status()) if "token for Kubernetes" in one]
         assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
         assert "token for Kubernetes: until" in status._in_words(daemon.status())

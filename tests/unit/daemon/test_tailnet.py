@@ -8,11 +8,12 @@ import pytest
 from kube_server import KubeServer
 from patience import until
 
+from headcni import settings as config
 from headcni.ctl.status import _in_words as in_words
-from headcni.daemon import config
-from headcni.daemon.annotations import AnnotationWatcher
-from headcni.daemon.kube import KubeClient, Source
-from headcni.daemon.main import Daemon
+from headcni.daemon.daemon import Daemon
+from headcni.daemon.kubernetes.access import Source
+from headcni.daemon.kubernetes.annotations import AnnotationWatcher
+from headcni.daemon.kubernetes.client import KubeClient
 from headcni.daemon.tailnet import TailnetAccess
 from headcni.datapath import tailnet as rules
 from headcni.store import Store

@@ -7,10 +7,11 @@ import stat
 import sysconfig
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import node_config, podcidr
+from ansible_collections.headcni.mesh.plugins.module_utils import node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import podcidr
 from lab_command import CHECKOUT
 
-from headcni.daemon import config as runtime
+from headcni import settings as runtime
 
 
 @pytest.fixture(scope="session")

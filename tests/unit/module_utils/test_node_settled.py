@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    conflist,
     node_config,
     node_release,
     node_settled,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
 from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
 
 PYTHON = node_release.Python((3, 11, 0), "cpython-311")

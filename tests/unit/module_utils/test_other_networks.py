@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import conflist, other_networks
+from ansible_collections.headcni.mesh.plugins.module_utils import other_networks
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
 from fake_root import FakeRoot
 
 

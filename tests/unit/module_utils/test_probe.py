@@ -11,7 +11,7 @@ import time
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import probe, probe_pod
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import LocalAPIError
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import LocalAPIError
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a raw socket")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import tailnet
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import (
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     NO_ANSWER,
     LocalAPIError,
     Status,

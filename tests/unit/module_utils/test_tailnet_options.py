@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import tailnet_options
-from ansible_collections.headcni.mesh.plugins.module_utils.localapi import Status
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import Status
 from ansible_collections.headcni.mesh.plugins.module_utils.tailnet import Standing
 
 SERVER = "https://headscale.example.org"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kube_server
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import bearer_token
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import bearer_token
 from ansible_collections.headcni.mesh.plugins.modules import (
     headcni_kubernetes_identity as identity,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, modes, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils import mode_switch, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
 from ansible_collections.headcni.mesh.plugins.modules import headcni_mode
 
 

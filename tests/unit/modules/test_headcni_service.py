@@ -7,7 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import localapi, monitor, node
+from ansible_collections.headcni.mesh.plugins.module_utils import monitor, node
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import localapi
 from ansible_collections.headcni.mesh.plugins.modules import headcni_service
 from ansible_module import run
 

@@ -25,6 +25,6 @@ def run(args: argparse.Namespace) -> int:
     for program in ("nsenter", "tcpdump"):
         if shutil.which(program) is None:
             raise CannotTell(f"{program} is not installed")
-    options = [one for one in args.options if one != "--"]
+    options = [option for option in args.options if option != "--"]
     command = ["nsenter", f"--net={pod.netns}", "tcpdump", "-n", "-i", pod.owner.ifname, *options]
     os.execvp(command[0], command)  # noqa: S606 – it has the terminal from here on

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict, List
 
-from .. import conflist
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
-from ..daemon.pod_traffic import cluster_cidrs
+from .. import settings as configuration
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
-from ..podcidr import PodCidrError
+from ..mesh.settings import cluster_cidrs
+from ..settings import DaemonConfig
+from ..shared import conflist
+from ..shared.podcidr import PodCidrError
 from ..store import DATA_DIR
 from . import node
 from .main import NO, OK, CannotTell, show
@@ -81,7 +81,7 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def options(config: DaemonConfig) -> conflist.Options:
-    """What the daemon's configuration says of pods."""
+    """The options of our conflist, from the daemon's configuration."""
     network, magic = config.network, config.dns.magic_dns
     try:
         cidrs = configuration.pod_cidrs(config).cidrs

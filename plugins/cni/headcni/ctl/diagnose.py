@@ -1,4 +1,4 @@
-"""``headcnictl diagnose``: everything that can be compared with how it should be."""
+"""``headcnictl diagnose``: compare everything with how it should be."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
-from .. import conflist, result, verbs
-from ..daemon import config as configuration
-from ..daemon import pod_traffic
-from ..daemon.config import DaemonConfig
-from ..daemon.control import asked
-from ..daemon.main import control_path
-from ..daemon.tailscale import LocalApi
+from .. import result, verbs
+from .. import settings as configuration
 from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
 from ..exec import NESTING
-from ..podcidr import PodCidrError
+from ..mesh import pod_traffic
+from ..mesh.localapi import LocalApi
+from ..settings import DaemonConfig, control_path
+from ..shared import conflist
+from ..shared.podcidr import PodCidrError
 from ..store import Attachment, Store
 from . import node
+from .daemon_client import asked
 from .main import NO, OK, show
 
 
@@ -71,13 +71,14 @@ def _daemon(config: DaemonConfig) -> Iterator[str]:
     if status is None:
         yield "headcni-daemon ended while it was asked"
         return
-    for one in status["conditions"]:
-        if not one["ok"]:
-            yield f"{one['name']}: {one['reason']}"
+    for condition in status["conditions"]:
+        if not condition["ok"]:
+            yield f"{condition['name']}: {condition['reason']}"
 
 
 def _warned(config: DaemonConfig) -> List[str]:
-    """What should be seen to, though this node works: a foreign device's claims, for example."""
+    """What the operator should act on although this node works, such as claims of foreign
+    devices."""
     with suppress(CniError, OSError), asked("status", control_path(config)) as answers:
         return [line for status in answers for line in node.warned(status)]
     return []
@@ -93,13 +94,13 @@ def _tailscale(config: DaemonConfig) -> Iterator[str]:
 
 
 def _about_forwarding(line: str) -> bool:
-    """tailscaled asks each link whether it forwards, and takes a pod's link that has just gone for
-    one that does not. It says so until it looks again."""
+    """Whether this is tailscaled's complaint about forwarding. It asks every link, and takes a
+    pod's link that has just disappeared for a link that does not forward, until it looks again."""
     return "IP forwarding is disabled" in line
 
 
 def _forwards(config: DaemonConfig) -> bool:
-    """For all families that pods of this node have, as the kernel itself says."""
+    """Whether the kernel forwards, for all families that this node's pods have."""
     switches = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
     try:
         cidrs = configuration.pod_cidrs(config).cidrs
@@ -129,13 +130,13 @@ def _firewall(config: DaemonConfig) -> Iterator[str]:
     with Store.in_directory(config.daemon.data_dir) as store:
         if store.attachments() and not firewall.is_whole(store):
             yield "the nft table is not as the store has it; the daemon repairs it"
-    for one in _firewalls(config):
-        if not one.missing and not one.problem:
+    for other in _firewalls(config):
+        if not other.missing and not other.problem:
             continue
         told = config.network.firewall == "auto"
-        what = "tailnet peers" if one.blocks_node else "pods"
+        what = "tailnet peers" if other.blocks_node else "pods"
         fix = "the daemon tells it" if told else f"network.firewall is none: allow {what} there"
-        yield f"{one.in_words()}; {fix}, see docs/firewalls.md"
+        yield f"{other.in_words()}; {fix}, see docs/firewalls.md"
 
 
 def _firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
@@ -143,9 +144,13 @@ def _firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
 
 
 def _firewalls_told(config: DaemonConfig) -> List[str]:
-    """Which other firewalls there are that have been told about pods."""
+    """The other firewalls that have been told about pods."""
     with suppress(CniError, OSError, PodCidrError):
-        return [one.in_words() for one in _firewalls(config) if not one.missing and not one.problem]
+        return [
+            other.in_words()
+            for other in _firewalls(config)
+            if not other.missing and not other.problem
+        ]
     return []
 
 
@@ -158,11 +163,12 @@ def _pods(config: DaemonConfig) -> Iterator[str]:
 
 
 def differences(attachment: Attachment, data_dir: str) -> str:
-    """What CHECK would say to the runtime that set this up; nothing if all is as it was. The store
-    is the one that it was found in, whatever the plugin was told of it and by whom."""
+    """What CHECK would report to the runtime that made this attachment; empty if all is as it
+    was. It uses the store in which the attachment was found, whatever the plugin was configured
+    with."""
     version = str(attachment.config.get("cniVersion", ""))
     if result.before(version, "0.4.0"):
-        version = "0.4.0"  # the first with CHECK
+        version = "0.4.0"  # the first version with CHECK
     conf = {
         **attachment.config,
         "cniVersion": version,

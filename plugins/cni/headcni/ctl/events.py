@@ -7,10 +7,10 @@ import json
 import time
 from typing import Any, Dict
 
-from ..daemon.control import asked
-from ..daemon.main import control_path
 from ..errors import CniError
+from ..settings import control_path
 from . import node
+from .daemon_client import asked
 from .main import OK, CannotTell
 
 

@@ -1,8 +1,8 @@
 """``headcnictl leave``: take this node's routes out of the mesh, before HeadCNI is removed.
 
-What HeadCNI changed in the node's tailscaled is put back, its routes, rules and namespace go, and
-where the daemon asked Headscale for its routes itself, they are given up there. Each step is tried,
-and running it again finishes what did not work.
+It restores what HeadCNI changed in the node's tailscaled, and removes our routes, rules and
+namespace. If the daemon had its routes approved at Headscale itself, it withdraws the approval.
+Each step is tried, and running it again finishes what failed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import argparse
 import subprocess
 from typing import Callable, List, Tuple
 
-from ..daemon import config as configuration
-from ..daemon.approvals import RouteKeeper, identify
-from ..daemon.config import DaemonConfig
-from ..daemon.headscale import HeadscaleClient
-from ..daemon.main import prefs_file
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import Mesh, RouteManager
-from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from .. import settings as configuration
 from ..datapath import host_firewall
 from ..errors import IO_FAILURE, CniError
+from ..mesh.approvals import ApprovalKeeper, identify
+from ..mesh.headscale import HeadscaleClient
+from ..mesh.localapi import LocalApi, TailscaleError
+from ..mesh.mesh import Mesh
+from ..mesh.prefs import NodePrefs
+from ..mesh.routes import RouteReconciler
+from ..mesh.settings import cluster_cidrs, prefs_file
+from ..settings import DaemonConfig
+from ..shared.localapi import NO_SOCKET
 from . import node
 from .main import NO, OK, show
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     config = node.load(args)
     pods = node.attachments(config)
     if pods and not args.keep_pods:
-        names = ", ".join(sorted({str(one.pod) or one.owner.container_id[:12] for one in pods})[:8])
+        names = ", ".join(sorted({str(pod.pod) or pod.owner.container_id[:12] for pod in pods})[:8])
         show(f"{len(pods)} pods use this network ({names} …): drain the node first, ", False)
         show("or say --keep-pods", False)
         return NO
@@ -82,7 +84,7 @@ def _approval(config: DaemonConfig) -> str:
         return "is the controller's: this node has no key"
     client = HeadscaleClient(wanted.url, wanted.api_key_file, wanted.timeout, wanted.retries)
     api = LocalApi(config.tailscale.socket_path)
-    keeper = RouteKeeper(client, lambda: identify(api), configuration.pod_cidrs(config).cidrs)
+    keeper = ApprovalKeeper(client, lambda: identify(api), configuration.pod_cidrs(config).cidrs)
     report = keeper.withdraw()
     if report.problem:
         raise CniError(IO_FAILURE, report.problem)
@@ -95,9 +97,9 @@ def _routes(config: DaemonConfig) -> str:
         cluster_cidrs(config, own),
         own,
         interface=config.tailscale.interface,
-        own_networks_first=False,  # those rules go, too: tailscaled has its former prefs by now
+        own_networks_first=False,  # remove those rules too: tailscaled has its former prefs now
     )
-    manager = RouteManager(mesh, LocalApi(config.tailscale.socket_path))
+    manager = RouteReconciler(mesh, LocalApi(config.tailscale.socket_path))
     return f"{len(manager.remove_all().removed)} removed"
 
 
@@ -108,8 +110,8 @@ def _firewalls() -> str:
 def _namespace(config: DaemonConfig) -> str:
     if config.tailscale.mode != "daemon":
         return "host mode has none"
-    from ..daemon.mesh_config import MeshConfig
-    from ..daemon.namespace import MeshNamespace
+    from ..mesh.namespace.mesh_namespace import MeshNamespace
+    from ..mesh.namespace.settings import MeshConfig
 
     if _runs("headcni-tailscaled.service"):
         command = ["systemctl", "stop", "headcni-tailscaled.service"]

@@ -1,4 +1,4 @@
-"""The command: finds the verb, and turns what happens into an exit code.
+"""The command: finds the verb, runs it, and turns the outcome into an exit code.
 
 A verb is a module beside this one, with ``arguments(parser)`` and ``run(args) -> int``, and a line
 in VERBS. Only the verb that is asked for is imported.
@@ -6,9 +6,9 @@ in VERBS. Only the verb that is asked for is imported.
 Exit codes, for all verbs:
 
     0    yes: it is valid, was found, was done
-    1    no: there are mistakes, or it cannot be had; the reason is told
+    1    no: there are mistakes, or it is not available; the reason is printed
     2    the command line is wrong
-    3    it could not be found out: a file cannot be read, or the daemon does not answer
+    3    unknown: a file cannot be read, or the daemon does not answer
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Who reads has seen enough; Python would complain once more at exit.
+        # The reader has closed the pipe; without this Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except CannotTell as problem:

@@ -1,17 +1,18 @@
-"""``headcnictl mode``: from the node's own tailscaled to one of ours or back, with pods running.
+"""``headcnictl mode``: switch between the node's own tailscaled and ours, with pods running.
 
-    headcnictl mode prepare --next FILE   serve this node's pods by the other tailscaled as well
-    headcnictl mode move --next FILE      send everything by it, from now on
-    headcnictl mode drop MODE             take back what was changed for a mode that is left
+    headcnictl mode prepare --next FILE   also serve this node's pods with the other tailscaled
+    headcnictl mode move --next FILE      from now on send everything through it
+    headcnictl mode drop MODE             undo what was changed for the mode that the node has left
 
-FILE is the configuration to come. Peers exchange packets of a CIDR's pods with the one tailscaled
-that Headscale names for it, and learn of another about a second later, each in its own time. So
-both are joined and advertise the pods, and from `prepare` on each packet is sent by both: a peer
-takes the one that it should, and none is lost whenever Headscale's word changes. For that the
-controller approves the routes for the one to come and takes them from the former: were that one to
-end its advertisement, it would drop what still arrives. Once all peers know, `move` changes the
-routes, in one netlink batch. If that fails, or the daemon is not ready afterwards, they are changed
-back, and packets are sent by both until `drop`.
+FILE is the next configuration. For each CIDR, peers exchange packets with the tailscaled that
+Headscale names, and learn about a change within about a second, each at its own time. So both
+tailscaled are joined and advertise the pods, and from `prepare` on each packet is sent through
+both: a peer accepts the copy from the tailscaled it knows, and no packet is lost whenever
+Headscale's choice changes. To change it, the controller approves the routes for the next tailscaled
+and withdraws them from the former. The former must keep advertising them, or it would drop what
+still arrives. Once all peers know, `move` changes the routes in a single netlink batch. If that
+fails, or the daemon is not ready afterwards, the routes are changed back, and packets are sent
+through both until `drop`.
 """
 
 from __future__ import annotations
@@ -23,23 +24,26 @@ import time
 from contextlib import closing
 from typing import Optional
 
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
-from ..daemon.control import asked
-from ..daemon.kernel_routes import RouteSocket
-from ..daemon.main import control_path, mesh_of, namespace_of, own_networks_first, prefs_file
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import Mesh, RouteManager, forget_own_networks, put_own_networks_first
-from ..daemon.tailscale import NO_SOCKET, LocalApi, NodePrefs, TailscaleError
+from .. import settings as configuration
 from ..datapath import nft
 from ..errors import INVALID_CONFIG, IO_FAILURE, KERNEL, CniError
+from ..mesh.localapi import LocalApi, TailscaleError
+from ..mesh.mesh import Mesh
+from ..mesh.own_networks import forget_own_networks, put_own_networks_first
+from ..mesh.prefs import NodePrefs
+from ..mesh.route_socket import RouteSocket
+from ..mesh.routes import RouteReconciler
+from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, own_networks_first, prefs_file
+from ..settings import DaemonConfig, control_path
+from ..shared.localapi import NO_SOCKET
 from . import node
+from .daemon_client import asked
 from .main import OK, show
 
 DAEMON, TAILSCALED = "headcni-daemon.service", "headcni-tailscaled.service"
 READY_SECONDS = 30.0
-TABLE = "headcni_switch"  # of nft, while packets are sent by both
-# Where a copy is sent if the interface leads to nobody in particular: the tailnet's own resolver.
+TABLE = "headcni_switch"  # of nft, while packets are sent through both
+# The next hop of a copy if the interface has no gateway: the tailnet's own resolver.
 _ANYBODY: dict[int, str] = {4: "100.100.100.100", 6: "fd7a:115c:a1e0::53"}
 
 
@@ -114,10 +118,10 @@ def _must_run(config: DaemonConfig) -> None:
         raise CniError(KERNEL, f"there is no interface {config.tailscale.interface}")
 
 
-def _manager(config: DaemonConfig) -> RouteManager:
+def _manager(config: DaemonConfig) -> RouteReconciler:
     own = configuration.pod_cidrs(config).cidrs
     mesh = mesh_of(config, own, cluster_cidrs(config, own), namespace_of(config, own))
-    return RouteManager(mesh, LocalApi(config.tailscale.socket_path))
+    return RouteReconciler(mesh, LocalApi(config.tailscale.socket_path))
 
 
 def _move(args: argparse.Namespace, now: DaemonConfig, to_come: DaemonConfig) -> str:
@@ -125,7 +129,7 @@ def _move(args: argparse.Namespace, now: DaemonConfig, to_come: DaemonConfig) ->
     _must_run(to_come)
     before, after = _manager(now), _manager(to_come)
     kept = f"{args.config}.previous"
-    _systemctl("stop", DAEMON)  # it would put the routes back; pods' calls are done without it
+    _systemctl("stop", DAEMON)  # it would restore the routes; CNI calls work without it
     try:
         began = time.monotonic()
         report = after.reconcile()
@@ -145,9 +149,9 @@ def _move(args: argparse.Namespace, now: DaemonConfig, to_come: DaemonConfig) ->
 
 
 def _copying(before: Mesh, after: Mesh) -> str:
-    """What leaves for other nodes' pods also leaves by the interface to come."""
+    """nft rules that also send packets for other nodes' pods through the next interface."""
     lines = [_gone()]
-    gateways: dict[int, str] = {one.version: str(one) for one in after.gateways}
+    gateways: dict[int, str] = {gateway.version: str(gateway) for gateway in after.gateways}
     for version, family in ((4, "ip"), (6, "ip6")):
         cidrs = [str(cidr) for cidr in before.cluster_cidrs if cidr.version == version]
         own = [str(cidr) for cidr in before.own_cidrs if cidr.version == version]
@@ -173,7 +177,7 @@ def _gone() -> str:
 
 
 def _move_back(
-    args: argparse.Namespace, now: DaemonConfig, before: RouteManager, kept: str
+    args: argparse.Namespace, now: DaemonConfig, before: RouteReconciler, kept: str
 ) -> None:
     if os.path.exists(kept):
         if os.path.exists(args.config):
@@ -186,9 +190,9 @@ def _move_back(
 
 
 def _refuse_if_wrong(conditions: object) -> None:
-    for one in conditions:  # type: ignore[attr-defined]
-        if one.name in ("routes", "interface", "tailscale") and not one.ok:
-            raise CniError(KERNEL, "the routes could not be moved", one.message)
+    for condition in conditions:  # type: ignore[attr-defined]
+        if condition.name in ("routes", "interface", "tailscale") and not condition.ok:
+            raise CniError(KERNEL, "the routes could not be moved", condition.message)
 
 
 def _await_ready(config: DaemonConfig) -> None:
@@ -204,16 +208,16 @@ def _await_ready(config: DaemonConfig) -> None:
             if status["ready"]:
                 return
             reason = ", ".join(
-                f"{one['name']}: {one['reason']}"
-                for one in status["conditions"]  # type: ignore[attr-defined]
-                if not one["ok"]
+                f"{condition['name']}: {condition['reason']}"
+                for condition in status["conditions"]  # type: ignore[attr-defined]
+                if not condition["ok"]
             )
         time.sleep(0.2)
     raise CniError(IO_FAILURE, f"the daemon is not ready within {READY_SECONDS:.0f} s", reason)
 
 
 def _drop(now: DaemonConfig, mode: Optional[str], socket: str = "") -> str:
-    """What was changed for a mode that the node is not in."""
+    """Undo what was changed for a mode that the node is not in."""
     if mode is None:
         raise CniError(INVALID_CONFIG, "which mode is to be dropped?", "say host or daemon")
     if mode == now.tailscale.mode:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, List, Mapping, Sequence
 
-from ..daemon import config as configuration
-from ..daemon.config import DaemonConfig
+from .. import settings as configuration
+from ..settings import DaemonConfig
 from ..store import Attachment, Store
 from .main import CannotTell
 
@@ -33,32 +33,35 @@ def addresses(attachment: Attachment) -> List[str]:
 
 def find(config: DaemonConfig, wanted: str) -> Attachment:
     """By namespace/name, name, address, or the beginning of the container's id."""
-    found = [one for one in attachments(config) if _is(one, wanted)]
+    found = [attachment for attachment in attachments(config) if _is(attachment, wanted)]
     if not found:
         raise CannotTell(f"no pod {wanted!r} on this node: see headcnictl pods")
     if len(found) > 1:
-        names = ", ".join(f"{one.owner.container_id[:12]} {one.owner.ifname}" for one in found)
+        names = ", ".join(
+            f"{attachment.owner.container_id[:12]} {attachment.owner.ifname}"
+            for attachment in found
+        )
         raise CannotTell(f"{wanted!r} is more than one: {names}; give the container's id")
     return found[0]
 
 
-def _is(one: Attachment, wanted: str) -> bool:
-    if wanted in (str(one.pod), one.pod.name, *addresses(one)):
+def _is(attachment: Attachment, wanted: str) -> bool:
+    if wanted in (str(attachment.pod), attachment.pod.name, *addresses(attachment)):
         return True
-    return len(wanted) >= 4 and one.owner.container_id.startswith(wanted)
+    return len(wanted) >= 4 and attachment.owner.container_id.startswith(wanted)
 
 
 def warned(status: Mapping[str, Any]) -> List[str]:
-    """What the daemon says that does not make the node unready. One of an earlier release, still
-    running while it is replaced, does not know of warnings."""
-    alarms = [one for one in status["alarms"] if not one.get("holds_back", True)]
-    return [f"ALARM: {one['message']}" for one in alarms] + [
-        f"WARNING: {one['message']}" for one in status.get("warnings", ())
+    """The daemon's alarms and warnings. A daemon of an earlier release that is still running has
+    no warnings."""
+    alarms = [alarm for alarm in status["alarms"] if not alarm.get("holds_back", True)]
+    return [f"ALARM: {alarm['message']}" for alarm in alarms] + [
+        f"WARNING: {warning['message']}" for warning in status.get("warnings", ())
     ]
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """Columns as wide as they must be; blanks at the ends of lines are left out."""
+    """Columns as wide as needed, without trailing blanks."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in lines)

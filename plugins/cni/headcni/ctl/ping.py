@@ -1,4 +1,4 @@
-"""``headcnictl ping``: can this pod reach that address, and in packets how large."""
+"""``headcnictl ping``: whether a pod reaches an address, and with packets of which size."""
 
 from __future__ import annotations
 

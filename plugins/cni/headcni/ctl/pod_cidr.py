@@ -1,14 +1,14 @@
-"""``headcnictl pod-cidr``: the winner, the losers, and why."""
+"""``headcnictl pod-cidr``: which pod CIDR was chosen, which were not, and why."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
+from .. import settings as config
 from ..config import error
-from ..daemon import config
 from ..errors import NO_POD_CIDR, CniError
-from ..podcidr import PodCidrError, resolve
+from ..shared.podcidr import PodCidrError, resolve
 from .main import OK, CannotTell, read, show
 
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config and not os.path.exists(path):
         raise CannotTell(f"{path} is not there")
     made, found = config.parse(read(path) if os.path.exists(path) else b"")
-    wrong = [one for one in found if one.path.startswith("network")]
+    wrong = [problem for problem in found if problem.path.startswith("network")]
     if wrong:
         raise error(wrong)
     try:

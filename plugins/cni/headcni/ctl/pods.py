@@ -1,4 +1,4 @@
-"""``headcnictl pods``: whom this node has given an interface, and which."""
+"""``headcnictl pods``: the pod interfaces of this node."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = sorted(node.attachments(node.load(args)), key=lambda one: (str(one.pod), one.owner))
+    found = sorted(
+        node.attachments(node.load(args)),
+        key=lambda attachment: (str(attachment.pod), attachment.owner),
+    )
     if args.json:
         listed = [
             {
-                "namespace": one.pod.namespace,
-                "pod": one.pod.name,
-                "uid": one.pod.uid,
-                "network": one.owner.network,
-                "container_id": one.owner.container_id,
-                "interface": one.owner.ifname,
-                "host_interface": one.host_ifname,
-                "netns": one.netns,
-                "addresses": node.addresses(one),
-                "created": one.created,
+                "namespace": attachment.pod.namespace,
+                "pod": attachment.pod.name,
+                "uid": attachment.pod.uid,
+                "network": attachment.owner.network,
+                "container_id": attachment.owner.container_id,
+                "interface": attachment.owner.ifname,
+                "host_interface": attachment.host_ifname,
+                "netns": attachment.netns,
+                "addresses": node.addresses(attachment),
+                "created": attachment.created,
             }
-            for one in found
+            for attachment in found
         ]
         show(listed, as_json=True)
         return OK
     rows = [
         (
-            str(one.pod) or "-",
-            ",".join(node.addresses(one)),
-            one.owner.ifname,
-            one.host_ifname or "-",
-            one.owner.network,
-            one.owner.container_id[:12],
+            str(attachment.pod) or "-",
+            ",".join(node.addresses(attachment)),
+            attachment.owner.ifname,
+            attachment.host_ifname or "-",
+            attachment.owner.network,
+            attachment.owner.container_id[:12],
         )
-        for one in found
+        for attachment in found
     ]
     head = ("POD", "ADDRESSES", "INTERFACE", "HOST", "NETWORK", "CONTAINER")
     show(node.table(rows, head), as_json=False)

@@ -1,4 +1,5 @@
-"""``headcnictl routes``: the way to each node's pods, as it should be and as the kernel has it."""
+"""``headcnictl routes``: the route to each node's pods, as it should be and as the kernel has
+it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import socket
 from contextlib import closing
 from typing import Any, Dict, List, Optional, Set
 
-from ..daemon import config as configuration
-from ..daemon.claims import Heard, hear, plan, rules_of
-from ..daemon.kernel_routes import RTN_UNREACHABLE, Prefix, Route, RouteSocket
-from ..daemon.pod_traffic import cluster_cidrs
-from ..daemon.routes import PRIORITY, TABLE
-from ..daemon.tailscale import LocalApi
+from .. import settings as configuration
 from ..errors import CniError
+from ..mesh.claims import Heard, hear, plan, rules_of
+from ..mesh.kernel_routes import RTN_UNREACHABLE, Route
+from ..mesh.localapi import LocalApi
+from ..mesh.mesh import PRIORITY, TABLE
+from ..mesh.prefix import Prefix
+from ..mesh.route_socket import RouteSocket
+from ..mesh.settings import cluster_cidrs
 from . import node
 from .main import NO, OK, CannotTell, show
 
@@ -67,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
         "alarms": [alarm.message for alarm in should.alarms],
         "warnings": [warning.message for warning in should.warnings],
         "refused": [
-            {"dst": str(one.prefix), "node": one.peer, "reason": one.reason}
-            for one in sorted(should.refusals)[:MOST_REFUSALS]
+            {"dst": str(refusal.prefix), "node": refusal.peer, "reason": refusal.reason}
+            for refusal in sorted(should.refusals)[:MOST_REFUSALS]
         ],
     }
     show(answer if args.json else _in_words(answer), args.json)
-    well = all(one["state"] in ("ok", "blocked") for one in found)
+    well = all(route["state"] in ("ok", "blocked") for route in found)
     return OK if well and used and not should.alarms else NO
 
 
@@ -89,7 +92,7 @@ def _is_block(route: Optional[Route]) -> bool:
 
 
 def _served(heard: Heard) -> Dict[Prefix, Set[str]]:
-    """By whom, for each prefix that was accepted."""
+    """The peers that serve each accepted prefix."""
     found: Dict[Prefix, Set[str]] = {}
     for claims in heard.claims.values():
         for claim in claims:
@@ -106,13 +109,19 @@ def _gateway(route: Any) -> str:
 def _in_words(answer: Dict[str, Any]) -> str:
     head = ("PODS", "NODE", "VIA", "DEV", "STATE")
     rows = [
-        (one["dst"], one["node"] or "-", one["via"] or "-", one["dev"] or "-", one["state"])
-        for one in answer["routes"]
+        (
+            route["dst"],
+            route["node"] or "-",
+            route["via"] or "-",
+            route["dev"] or "-",
+            route["state"],
+        )
+        for route in answer["routes"]
     ]
     lines = [node.table(rows, head), f"table {answer['table']}, by:"]
     lines += [f"  {rule}" for rule in answer["rules"]] or ["  no rule: the routes are not used"]
     if answer["refused"]:
-        refused = [(one["dst"], one["node"], one["reason"]) for one in answer["refused"]]
+        refused = [(claim["dst"], claim["node"], claim["reason"]) for claim in answer["refused"]]
         lines += ["refused:", node.table(refused, ("PODS", "NODE", "REASON"))]
     lines += [f"ALARM: {alarm}" for alarm in answer["alarms"]]
     lines += [f"WARNING: {warning}" for warning in answer["warnings"]]

@@ -1,4 +1,4 @@
-"""``headcnictl status``: is the node well, and if not, what is the matter."""
+"""``headcnictl status``: whether the node works, and if not, what is wrong."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Dict, List, Optional
 
-from .. import bearer_token
-from ..daemon.control import asked
-from ..daemon.main import control_path
 from ..errors import CniError
+from ..settings import control_path
+from ..shared import bearer_token
 from ..tailnet_access import ALL
 from . import node
+from .daemon_client import asked
 from .main import NO, OK, CannotTell, show
 
 
@@ -33,12 +33,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
-    """What pods reach of it. A daemon of an earlier release, still running, knows of no limits."""
+    """What pods may reach of the tailnet. A daemon of an earlier release that still runs has no
+    limits."""
     if access is None:
         return []
     note = " (pods have the node's rights)" if access["node"] == ALL else ""
     lines = [f"tailnet access: {access['node']}{note}"]
-    lines += [f"  namespace {name}: {one}" for name, one in sorted(access["namespaces"].items())]
+    lines += [
+        f"  namespace {name}: {namespace}"
+        for name, namespace in sorted(access["namespaces"].items())
+    ]
     return lines + ([f"  and {access['more']} more namespaces"] if access["more"] else [])
 
 
@@ -55,10 +59,10 @@ def _in_words(status: Dict[str, Any]) -> str:
     if expires := status.get("kubernetes_token_expires"):
         lines.append(f"token for Kubernetes: until {bearer_token.date(expires)}")
     lines += _tailnet(status.get("tailnet_access"))
-    if status.get("answers"):  # not known to a daemon of an earlier release
+    if status.get("answers"):  # a daemon of an earlier release does not have it
         lines.append(f"ports of this node that tailnet peers reach: {', '.join(status['answers'])}")
-    lines += [f"firewall: {one['summary']}" for one in status["firewalls"]]
-    for one in status["conditions"]:
-        lines.append(f"  {one['name']}: {'ok' if one['ok'] else one['reason']}")
+    lines += [f"firewall: {firewall['summary']}" for firewall in status["firewalls"]]
+    for condition in status["conditions"]:
+        lines.append(f"  {condition['name']}: {'ok' if condition['ok'] else condition['reason']}")
     lines += node.warned(status)
     return "\n".join(lines)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def kind_of(path: str, text: bytes) -> str:
-    """By what is in it; what is no JSON at all goes by its name."""
+    """The kind of a file by its content; a file that is not JSON by its name."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -41,7 +41,7 @@ def kind_of(path: str, text: bytes) -> str:
             return "conflist"
         return "netconf" if path.endswith(".conf") else "config.yaml"
     if isinstance(value, dict) and {"cniVersion", "type", "plugins"} & set(value):
-        # A netconf may have plugins too, a chain of its own, but a conflist has no type.
+        # A netconf may have plugins too, for a chain of its own, but a conflist has no type.
         return "netconf" if "type" in value else "conflist"
     return "config.yaml"
 
@@ -52,7 +52,7 @@ def problems(kind: str, text: bytes) -> List[Problem]:
         return config.conflist_problems(text, ours)
     if kind == "netconf":
         return config.problems(text, ours)
-    from ..daemon.config import parse  # and with it a YAML parser
+    from ..settings import parse  # imports a YAML parser
 
     return parse(text)[1]
 

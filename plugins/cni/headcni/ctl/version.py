@@ -12,7 +12,7 @@ from .main import OK, show
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """None beside --json."""
+    """Nothing but --json."""
     del parser
 
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def active_shim() -> str:
-    """What a container runtime starts of this release: native or Python."""
+    """The shim of this release that a container runtime starts: native or Python."""
     release = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         with open(os.path.join(release, "bin", "headcni"), "rb") as program:

@@ -1,17 +1,15 @@
-"""Keeps packets of pods passing: our own nft tables whole, and other firewalls told about pods.
+"""Keeps pods' packets passing: our own nft tables complete, and other firewalls informed about
+pods.
 
-Runs when any nftables rule changes, and now and then.
+Runs when any nftables rule changes, and at intervals.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-import threading
 import time
-from contextlib import suppress
 from typing import Callable, Optional
 
 from .. import unrecorded
@@ -19,23 +17,24 @@ from ..datapath import blocked, firewall, guard, loopback_ports
 from ..datapath.host_firewall import Cooperation, Found, PodTraffic, remove
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK, Netlink
 from ..errors import CniError
+from ..log import Log
+from ..mesh.localapi import LocalApi
 from ..model import Owner
+from ..periodic import Periodic, Source, WakeUp
 from ..recover import recover
 from ..store import Store
-from .log import Log
-from .tailscale import LocalApi
 
 NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES = 1, 7
-QUIET_SECONDS = 0.05  # a reload is many changes: wait until they have ended
-SHORTEST_PAUSE = 1.0  # between two passes that changes asked for
-# Between passes while something could not be told, or where the older iptables blocks, which tells
-# nobody of changes.
+QUIET_SECONDS = 0.05  # a reload causes many changes: wait until they have ended
+SHORTEST_PAUSE = 1.0  # between two passes because of changes
+# Between passes while a firewall could not be told, or while the older iptables blocks, which does
+# not announce changes.
 POLL_SECONDS = 2.0
-SHARE = 5  # at most a fifth of the time is spent on passes, however many rules there are
+SHARE = 5  # passes take at most a fifth of the time, however many rules there are
 STOP_SECONDS = 5.0
 RETRY_SECONDS = 60.0
-MOST_TRIES = 3  # a tailscaled that cannot write rules at all is left alone
-_HEADER = struct.Struct("=IH")  # of a netlink message, as far as it is of interest
+MOST_TRIES = 3  # then give up on a tailscaled that cannot write its rules
+_HEADER = struct.Struct("=IH")  # the first fields of a netlink message: length and type
 _ONLY_ELEMENTS = (12, 14, 15)  # NFT_MSG_NEWSETELEM, _DELSETELEM and _NEWGEN
 NETFILTER_ON = 2
 MARKER = "/var/lib/headcni/netfilter-mode-is-switched"
@@ -53,8 +52,8 @@ class TailscaleRules:
         self._tries = 0
 
     def ensure(self, has_rules: bool) -> bool:
-        """Whether they had to be written again. The mode is switched off and on; a note says so
-        in between, so that whoever dies there leaves it to the next one to switch it on."""
+        """Returns whether the rules had to be written again. The mode is switched off and on. A
+        marker file exists in between, so if this process dies, the next one switches it on."""
         if os.path.exists(self._marker):
             self._switch_on()
             return True
@@ -82,7 +81,7 @@ class TailscaleRules:
 
 
 class Firewalls:
-    """Works from start() to stop(), once. Everything stays in place when it stops."""
+    """Works from start() to stop(), once. When it stops, everything stays in place."""
 
     def __init__(
         self,
@@ -94,20 +93,20 @@ class Firewalls:
         tailscale: Optional[TailscaleRules] = None,
         limit: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_pass` is told how long a pass took, whether it went well and what it repaired.
-        `limit` sees to it that the store says what pods may reach of the tailnet."""
+        """`on_pass` gets the duration of a pass, whether it succeeded, and the number of
+        repairs. `limit` makes sure that the store has the limits on what pods may reach of the
+        tailnet."""
         self._store, self._traffic, self._on_pass = store, traffic, on_pass
         self._limit = limit
-        self._manage, self._interval = manage, interval
+        self._manage = manage
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
         self._problem = self._others_problem = ""
         self._left_alone = False
-        self._took = 0.0
-        self._bell, self._doorstep = socket.socketpair()
-        self._doorstep.setblocking(False)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="firewalls", daemon=True)
+        self._began = self._took = 0.0
+        self._loop = Periodic(
+            "firewalls", self._work, interval, delay=self._delay, failed=self._failed
+        )
 
     @property
     def found(self) -> tuple[Found, ...]:
@@ -118,36 +117,38 @@ class Firewalls:
         return self._problem
 
     def start(self) -> None:
-        self._thread.start()
+        changes = _changes()
+        self._loop.start([Source(changes, lambda: _has_rules(changes))], at_end=changes.close)
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._ring()
-        self._thread.join(STOP_SECONDS)
+        self._loop.stop(STOP_SECONDS)
         blocked.write("")
 
     def every(self, seconds: float) -> None:
-        """From now on the regular passes are so far apart."""
-        self._interval = seconds
-        self._ring()
+        """Change the interval between regular passes."""
+        self._loop.every(seconds)
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._loop.is_alive()
 
-    def _ring(self) -> None:
-        with suppress(OSError):
-            self._bell.send(b"!")
+    def _work(self) -> float:
+        self._began = time.monotonic()
+        self._pass()
+        often = self._others.legacy or bool(self._others_problem)
+        interval = min(self._loop.interval, POLL_SECONDS) if often else self._loop.interval
+        return self._began + interval - time.monotonic()
 
-    def _work(self) -> None:
-        with _changes() as changes:
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                try:
-                    self._pass()
-                except Exception as bug:  # rules of others may be odd; the next look may succeed
-                    log.error("a bug in HeadCNI", problem=repr(bug))
-                    self._tell(f"a bug in HeadCNI: {bug!r}")
-                self._wait(changes, began)
+    def _failed(self, bug: Exception) -> None:
+        """Rules of other programs may be odd. The next pass may succeed."""
+        log.error("a bug in HeadCNI", problem=repr(bug))
+        self._tell(f"a bug in HeadCNI: {bug!r}")
+
+    def _delay(self, wake_up: WakeUp) -> float:
+        """After a rule has changed, wait until the changes have ended."""
+        if wake_up.woken:
+            return 0.0
+        pause = self._began + max(SHORTEST_PAUSE, SHARE * self._took) - time.monotonic()
+        return min(wake_up.left, max(QUIET_SECONDS, pause))
 
     def _pass(self) -> None:
         began, repaired, problems = time.monotonic(), [], []
@@ -158,7 +159,7 @@ class Firewalls:
         try:
             deleted = unrecorded.outstanding(self._store())
             if self._store().is_unverified():
-                recover(self._store())  # nobody may have called for a long time
+                recover(self._store())  # no CNI call may come for a long time
             self._limit()
             if firewall.repair(self._store(), deleted):
                 repaired.append("the nft table inet headcni")
@@ -168,7 +169,7 @@ class Firewalls:
             with Netlink() as kernel:
                 unchecked = guard.repair(self._store(), kernel, deleted)
             repaired += [f"anti-spoofing: {line}" for line in unchecked]
-        except (CniError, OSError) as problem:  # pods do not need it to be reached
+        except (CniError, OSError) as problem:  # pods are reachable without it
             log.error("pods are not protected against spoofing", problem=problem)
         try:
             with Netlink() as kernel:
@@ -179,13 +180,17 @@ class Firewalls:
         try:
             found = self._others.ensure(self._traffic())
             repaired += self._others.repaired
-            others = [one.in_words() for one in found if one.problem and not one.blocks_node]
+            others = [
+                firewall_found.in_words()
+                for firewall_found in found
+                if firewall_found.problem and not firewall_found.blocks_node
+            ]
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:
             if self._tailscale and self._tailscale.ensure(self._others.has_tailscale_rules):
                 repaired.append("the iptables rules of tailscaled")
-        except (CniError, OSError) as problem:  # pods do without them
+        except (CniError, OSError) as problem:  # pods do not need them
             log.warn("tailscaled's own rules were not written again", problem=problem)
         for line in repaired:
             log.info("repaired", was=line)
@@ -196,16 +201,17 @@ class Firewalls:
         self._on_pass(self._took, not problems, len(repaired))
 
     def _leave_alone(self) -> None:
-        """With network.firewall: none, what an earlier configuration had added goes."""
+        """With network.firewall: none, remove what an earlier configuration has added."""
         try:
-            for one in remove():
-                log.info("removed, since network.firewall is none", what=one)
+            for removed in remove():
+                log.info("removed, since network.firewall is none", what=removed)
             self._left_alone = True
         except (CniError, OSError) as problem:
             log.warn("not removed, though network.firewall is none", problem=problem)
 
     def _block(self, problem: str) -> None:
-        """For STATUS, after which pods may be evicted: only what lasts, and what we should mend."""
+        """For STATUS, which may cause pods to be evicted: only lasting problems that we should
+        solve."""
         lasting = problem if problem == self._others_problem and self._manage else ""
         blocked.write(lasting)
         self._others_problem = problem
@@ -218,26 +224,9 @@ class Firewalls:
                 log.info("packets of pods pass again")
             self._problem = problem
 
-    def _wait(self, changes: socket.socket, began: float) -> None:
-        """Until a rule has changed and all is quiet again, or it is time for a regular pass."""
-        often = self._others.legacy or bool(self._others_problem)
-        due = began + (min(self._interval, POLL_SECONDS) if often else self._interval)
-        while not self._stopping.is_set():
-            left = due - time.monotonic()
-            if left <= 0:
-                return
-            ready, _unused, _unused = select.select([changes, self._doorstep], [], [], left)
-            if self._doorstep in ready:
-                with suppress(OSError):
-                    self._doorstep.recv(64)
-                return
-            if ready and _has_rules(changes):
-                pause = max(SHORTEST_PAUSE, SHARE * self._took)
-                due = min(due, max(time.monotonic() + QUIET_SECONDS, began + pause))
-
 
 def _changes() -> socket.socket:
-    """Becomes readable when a rule of any nftables table has changed."""
+    """A socket that becomes readable when a rule of any nftables table has changed."""
     listener = socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER
     )
@@ -248,14 +237,14 @@ def _changes() -> socket.socket:
 
 
 def _has_rules(changes: socket.socket) -> bool:
-    """Whether it is about more than elements of sets, which every ADD and DEL changes."""
+    """Whether more than set elements has changed, which every ADD and DEL changes."""
     found = False
     while True:
         try:
             data, at = changes.recv(65536), 0
         except BlockingIOError:
             return found
-        except OSError:  # more than the socket holds: something has changed, which is all we ask
+        except OSError:  # the buffer was full: something has changed, which is all we want to know
             found = True
             continue
         while at + _HEADER.size <= len(data):

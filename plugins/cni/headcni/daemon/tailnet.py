@@ -1,4 +1,4 @@
-"""What pods of this node may reach of the tailnet: put together here, and kept in the store.
+"""What pods of this node may reach of the tailnet: computed here, and kept in the store.
 
 The configuration has a value for the node, and for namespaces. A Kubernetes namespace may have an
 annotation. The configuration's value for a namespace comes first, then the annotation, then the
@@ -15,20 +15,20 @@ from typing import Any, Callable, Optional
 from ..datapath import firewall
 from ..datapath import tailnet as rules
 from ..errors import shortened
+from ..log import Log
 from ..model import Network
+from ..settings import DaemonConfig
 from ..store import Store
 from ..tailnet_access import ANNOTATION, FORGOTTEN, PODS, Policy, WrongAccess, parse, policy
-from .config import DaemonConfig
-from .log import Log
 
-LONGEST_SHOWN = 80  # of an annotation with a mistake
+LONGEST_SHOWN = 80  # characters of a wrong annotation
 MOST_SHOWN, LONGEST_ACCESS = 50, 500  # in the status
 
 log = Log("tailnet")
 
 
 class TailnetAccess:
-    """Kept by ensure(), which changes nothing if nothing has changed."""
+    """Keeps the limits in the store. ensure() writes only what has changed."""
 
     def __init__(
         self,
@@ -37,16 +37,17 @@ class TailnetAccess:
         watched: bool,
         mesh: Callable[[], Iterable[Network]] = tuple,
     ) -> None:
-        """`watched`: annotated() will be called with what annotations say. Until then the limits in
-        the store stay: a daemon that starts while the API server is away opens nothing. `mesh`:
-        the ranges of all pods and services, which no netconf can widen."""
+        """`watched`: annotated() will be called with the annotations. Until then the limits in
+        the store stay, so a daemon that starts while the API server is away opens nothing.
+        `mesh`: the ranges of all pods and services, which no netconf can widen."""
         self._store, self._config, self._mesh = store, config, mesh
         self._annotated: Optional[dict[str, str]] = None if watched else {}
         self._lock = threading.Lock()
-        self.mistakes: dict[str, str] = {}  # of annotations, by their namespace
+        self.mistakes: dict[str, str] = {}  # in annotations, by namespace
 
     def ensure(self) -> bool:
-        """Whether it was otherwise. A store that has to be reconstructed first is left alone."""
+        """Returns whether something changed. A store that must be reconstructed first is left
+        alone."""
         with self._lock:
             store = self._store()
             return not store.is_unverified() and firewall.set_policy(store, self.policy())
@@ -66,8 +67,8 @@ class TailnetAccess:
         return policy(node, annotated, dict(configured), links, self._mesh())
 
     def annotated(self, found: Mapping[str, str]) -> None:
-        """What namespaces say now. What cannot be understood is taken for `pods`: whoever wrote it
-        wanted a limit."""
+        """Take over the annotations of namespaces. An annotation with a mistake counts as
+        `pods`: its author wanted a limit."""
         accesses, mistakes = {}, {}
         for name, text in found.items():
             try:
@@ -84,9 +85,9 @@ class TailnetAccess:
             self.ensure()
 
     def status(self) -> dict[str, Any]:
-        """For headcnictl: the node's, and that of namespaces which differ; of these no more than
-        somebody would read."""
+        """For headcnictl: the node's value, and the namespaces that differ, up to a readable
+        number."""
         now = self.policy()
-        differing = [one for one in now.namespaces if one[1] != now.node]
+        differing = [namespace for namespace in now.namespaces if namespace[1] != now.node]
         shown = {name: shortened(access, LONGEST_ACCESS) for name, access in differing[:MOST_SHOWN]}
         return {"node": now.node, "namespaces": shown, "more": len(differing) - len(shown)}

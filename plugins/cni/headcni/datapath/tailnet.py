@@ -15,8 +15,8 @@ from ipaddress import collapse_addresses, ip_address, ip_interface, ip_network
 from typing import Any, Tuple
 
 from ..model import Address, Network, Owner
-from ..modes import LINKS
 from ..sha import sha256
+from ..shared.modes import LINKS
 from ..tailnet_access import (
     ALL,
     OPEN,

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..errors import IO_FAILURE, CniError
-from ..filelock import lock
 from ..model import Address, Lease, LeasedAddress, Owner, Range
+from ..shared.filelock import lock
 from ..store import Store, insert_allocations, lease_of_owner
 from . import space
 from .config import parse_address

@@ -68,6 +68,14 @@ def run(
     env: Mapping[str, str], stdin: bytes, open_store: Opener = Store.in_directory
 ) -> tuple[int, bytes]:
     """Do what CNI_COMMAND says: the exit code, and what belongs on stdout."""
+    code, output = outcome(env, stdin, open_store)
+    return (1 if code else 0), output
+
+
+def outcome(
+    env: Mapping[str, str], stdin: bytes, open_store: Opener = Store.in_directory
+) -> tuple[int, bytes]:
+    """The same with the error's code, or 0."""
     version = VERSIONS[-1]
     try:
         verb = _verb(env)
@@ -82,10 +90,10 @@ def run(
             _check_version(verb, version)
             answer = VERBS[verb](_call(env, conf, version, open_store))
     except CniError as problem:
-        return 1, _encode(problem.as_dict(version))
+        return problem.code, _encode(problem.as_dict(version))
     except Exception as problem:  # a traceback on stdout would be no answer
         bug = CniError(INTERNAL, "a bug in headcni-ipam", f"{type(problem).__name__}: {problem}")
-        return 1, _encode(bug.as_dict(version))
+        return bug.code, _encode(bug.as_dict(version))
     return 0, b"" if answer is None else _encode(answer)
 
 

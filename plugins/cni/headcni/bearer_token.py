@@ -1,1 +1,0 @@
-../../module_utils/bearer_token.py

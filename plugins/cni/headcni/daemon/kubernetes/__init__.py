@@ -1,0 +1,1 @@
+"""What the daemon needs from Kubernetes: its pods, annotations of namespaces, and a token."""

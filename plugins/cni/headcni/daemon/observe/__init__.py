@@ -1,0 +1,1 @@
+"""What can be seen of the daemon: metrics, health, profiles, events, and its control socket."""

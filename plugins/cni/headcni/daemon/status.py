@@ -1,0 +1,68 @@
+"""The daemon's status, which headcnictl shows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from .. import settings as configuration
+from ..mesh import claims
+from .observe.monitor import ask
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+MOST_MISTAKES = 20  # the mistakes in annotations that are shown
+
+
+def status_of(daemon: Daemon) -> dict[str, Any]:
+    """All that headcnictl shows of the daemon."""
+    conditions = ask(daemon.conditions)
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "since": daemon.began,
+        "mode": daemon.config.tailscale.mode,
+        "interface": daemon.config.tailscale.interface,
+        "answers": configuration.answered(daemon.config),
+        "pod_cidrs": [str(cidr) for cidr in daemon.pod_cidrs],
+        "cluster_cidrs": [str(cidr) for cidr in daemon.cluster_cidrs],
+        "ready": all(condition.ok for condition in conditions),
+        "conditions": [{"name": c.name, "ok": c.ok, "reason": c.message} for c in conditions],
+        "firewalls": [
+            {
+                "name": firewall.name,
+                "ok": not firewall.problem,
+                "summary": firewall.in_words(),
+            }
+            for firewall in daemon.firewalls.found
+        ],
+        "tailnet_access": daemon.tailnet.status(),
+        "alarms": [alarm._asdict() for alarm in daemon.conditions.report.alarms],
+        "warnings": [warning._asdict() for warning in warnings_of(daemon)],
+        "kubernetes_token_expires": daemon.token.expires if daemon.token is not None else 0.0,
+        "attachments": sum(daemon.store.attachment_counts().values()),
+        "calls": daemon.server.calls,
+        "monitor": daemon.monitor.where if daemon.monitor is not None else "",
+    }
+
+
+def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
+    found = list(daemon.conditions.report.warnings)
+    if daemon.token is not None and (said := daemon.token.trouble()):
+        found.append(claims.Alarm("kubernetes-token", "", (), said))
+    found += [claims.Alarm("tailnet-access", "", (), limit) for limit in _doubtful_limits(daemon)]
+    return found
+
+
+def _doubtful_limits(daemon: Daemon) -> Iterator[str]:
+    """Why the limit of a namespace may differ from its annotation."""
+    for name, mistake in list(daemon.tailnet.mistakes.items())[:MOST_MISTAKES]:
+        yield f"namespace {name}: {mistake}"
+    pods, annotations = daemon.pods, daemon.annotations
+    if pods is None or annotations is None or pods.condition.message:
+        return  # the problem of both is reported for pods
+    if annotations.problem:
+        yield f"annotations of namespaces cannot be watched: {annotations.problem}"

@@ -1,0 +1,1 @@
+"""The network namespace of daemon mode, which holds HeadCNI's own tailscaled."""

@@ -1,0 +1,184 @@
+"""The import rules of the runtime: dependencies point one way, and only the daemon knows itself.
+
+    ctl, daemon → plugins, mesh, policy → chain, ipam, datapath → config, errors
+
+A module may import from its own layer or a lower one. Parts that stand side by side in a layer
+(ctl and daemon; mesh and the plugins) do not import each other. Imports inside functions count;
+imports for type checkers do not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import headcni
+
+RUNTIME = Path(headcni.__file__).parent
+
+# From top to bottom, each with its parts. A part is one or more modules or packages. The modules of
+# the plugins are listed one by one until they have packages of their own.
+LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
+    {"ctl": ("ctl",), "daemon": ("daemon",)},
+    {
+        "plugins": (
+            *("verbs", "loopback", "ipam.plugin", "plugins", "skel"),
+            *("check", "repair", "recover", "buried", "unrecorded"),
+        ),
+        "mesh": ("mesh",),
+        "policy": ("policy",),
+    },
+    {"state": ("chain", "exec", "ipam", "datapath", "store")},
+    {
+        "config": (
+            *("config", "settings", "call", "result", "subnet_env", "runtime_config"),
+            *("ipam.config", "ipam.pool", "tailnet_access", "port_ranges", "shim"),
+        ),
+    },
+    {
+        "base": (
+            *("", "errors", "model", "record", "sha", "shared"),
+            *("log", "exchange", "condition", "periodic"),
+        ),
+    },
+)
+
+# Reasons to look up, each with the function that needs it.
+EXCEPTIONS = {
+    ("shim", "verbs"): "the program loads what it runs if there is no daemon",
+    ("shim", "loopback"): "as above",
+    ("shim", "ipam.plugin"): "as above",
+    ("ipam.allocate", "recover"): "a store that was lost is rebuilt before it gives an address",
+}
+
+
+def places() -> dict[str, tuple[int, str]]:
+    """The layer and the part of each listed module or package."""
+    return {
+        module: (number, part)
+        for number, layer in enumerate(LAYERS)
+        for part, modules in layer.items()
+        for module in modules
+    }
+
+
+def place_of(module: str) -> tuple[int, str]:
+    """By the longest listed name that the module is in."""
+    known = places()
+    name = module
+    while name not in known:
+        if "." not in name:
+            raise AssertionError(f"headcni.{module} is in no layer: add it to LAYERS")
+        name = name.rpartition(".")[0]
+    return known[name]
+
+
+def module_name(path: Path, runtime: Path) -> str:
+    parts = path.relative_to(runtime).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(runtime: Path) -> list[Path]:
+    return sorted({*runtime.rglob("*.py"), *(runtime / "shared").glob("*.py")})
+
+
+def imports(path: Path, runtime: Path) -> Iterator[str]:
+    """The modules of the runtime that a file imports, without the package's own name."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    package = path.relative_to(runtime).parts[:-1]
+    for node in ast.walk(tree):
+        if id(node) in for_types or not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names if name.name.startswith("headcni")]
+            yield from (name.partition(".")[2] for name in names)
+            continue
+        if node.level == 0:
+            if str(node.module).partition(".")[0] != "headcni":
+                continue
+            base = tuple(str(node.module).split(".")[1:])
+        else:
+            base = package[: len(package) - node.level + 1]
+            base += tuple(node.module.split(".")) if node.module else ()
+        for name in node.names:
+            inner = runtime.joinpath(*base, name.name)
+            is_module = inner.with_suffix(".py").exists() or inner.is_dir()
+            yield ".".join((*base, name.name) if is_module else base)
+
+
+def violations(runtime: Path = RUNTIME) -> list[str]:
+    found = []
+    for path in sources(runtime):
+        module = module_name(path, runtime)
+        layer, part = place_of(module)
+        for imported in sorted(set(imports(path, runtime))):
+            other_layer, other_part = place_of(imported)
+            if (module, imported) in EXCEPTIONS:
+                continue
+            if other_layer < layer:
+                found.append(f"{module} imports {imported}, which is in a higher layer")
+            elif other_layer == layer and other_part != part:
+                found.append(f"{module} imports {imported}: {part} and {other_part} are apart")
+    return found
+
+
+def test_dependencies_point_one_way():
+    assert violations() == []
+
+
+def test_every_exception_is_still_needed():
+    found = {
+        (module_name(path, RUNTIME), imported)
+        for path in sources(RUNTIME)
+        for imported in imports(path, RUNTIME)
+    }
+    assert set(EXCEPTIONS) <= found
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "told"),
+    [
+        ("mesh/routes.py", "from ..daemon import main", "a higher layer"),
+        ("mesh/routes.py", "from ..daemon.observe.metrics import Metrics", "a higher layer"),
+        ("mesh/claims.py", "from .. import verbs", "mesh and plugins are apart"),
+        ("ctl/status.py", "from ..daemon.main import run", "ctl and daemon are apart"),
+        ("daemon/main.py", "import headcni.ctl.status", "daemon and ctl are apart"),
+        ("datapath/link.py", "def later():\n    from .. import verbs", "a higher layer"),
+        ("datapath/link.py", "from ..mesh.prefix import Prefix", "a higher layer"),
+        ("errors.py", "from . import config", "a higher layer"),
+        ("shared/modes.py", "from headcni.store import Store", "a higher layer"),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path, path, line, told):
+    """In a copy of the runtime with one import too many."""
+    runtime = tmp_path / "headcni"
+    for source in sources(RUNTIME):
+        target = runtime / source.relative_to(RUNTIME)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text())
+    with (runtime / path).open("a") as file:
+        file.write(f"\n{line}\n")
+    [found] = violations(runtime)
+    assert found.startswith(path.removesuffix(".py").replace("/", ".")) and told in found
+
+
+def test_an_import_for_type_checkers_breaks_no_rule(tmp_path):
+    (tmp_path / "errors.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .daemon import main\n"
+    )
+    assert violations(tmp_path) == []
+
+
+def test_a_module_in_no_layer_is_told(tmp_path):
+    (tmp_path / "new_module.py").write_text("")
+    with pytest.raises(AssertionError, match="new_module is in no layer"):
+        violations(tmp_path)
