@@ -38,7 +38,7 @@ class ActionModule(ActionBase):
         if result.get("failed"):
             return result
         # What the node has already, its release has read: asking it here takes as long as the rest.
-        if release and not {"release", "config"} <= set(result.get("settled", [])):
+        if release and not {"release", "config"} <= set(result.get("up_to_date", [])):
             problems += self._mistakes(arguments, release)
         # The node cannot find a pod CIDR in a configuration that is wrong: one complaint is enough.
         found = result.get("problems", [])

@@ -46,7 +46,7 @@ def summary(hosts: Sequence[str], hostvars: Mapping[str, Any], wanted: str) -> l
 
 
 def _row(host: str, known: Mapping[str, Any], wanted: str) -> list[str]:
-    stands = known.get("headcni_stands") or {}
+    stands = known.get("headcni_mode_state") or {}
     mode = str(stands.get("mode") or "?")
     return [host, mode, _state(known, stands, mode, wanted)]
 
@@ -54,7 +54,7 @@ def _row(host: str, known: Mapping[str, Any], wanted: str) -> list[str]:
 def _state(known: Mapping[str, Any], stands: Mapping[str, Any], mode: str, wanted: str) -> str:
     if "mode" not in stands:
         return "NOT ASKED: see above"
-    problem, back = known.get("headcni_problem"), known.get("headcni_back_problem")
+    problem, back = known.get("headcni_problem"), known.get("headcni_restore_problem")
     if problem and back:
         return (
             f"FAILED, and NOT PUT BACK ({back}); its pods are served by both modes: run again to "

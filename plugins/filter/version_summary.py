@@ -55,7 +55,7 @@ def _change(before: Any, after: Any) -> str:
 
 
 def _state(known: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    problem, back = known.get("headcni_problem"), known.get("headcni_back_problem")
+    problem, back = known.get("headcni_problem"), known.get("headcni_restore_problem")
     if problem and back:
         return f"FAILED, and NOT PUT BACK ({back}). It failed at: {problem}"
     if problem:

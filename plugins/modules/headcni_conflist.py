@@ -212,15 +212,15 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     conflist,
     conflist_places,
     node,
-    node_settled,
+    node_up_to_date,
 )
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            **node_settled.CONFLIST,
-            **node_settled.CONFLIST_PLACE,
+            **node_up_to_date.CONFLIST,
+            **node_up_to_date.CONFLIST_PLACE,
             "state": {"choices": ["present", "absent"], "default": "present"},
             "release": {"type": "path", "default": "/opt/headcni/current"},
         },
@@ -239,7 +239,9 @@ def main() -> None:
 
 def present(module: AnsibleModule) -> dict:
     given = module.params
-    conf = conflist.build(conflist.Options.of({key: given[key] for key in node_settled.CONFLIST}))
+    conf = conflist.build(
+        conflist.Options.of({key: given[key] for key in node_up_to_date.CONFLIST})
+    )
     where = {"name": given["file"], "keep": given["keep"]}
     plan = conflist.plan(conflist.survey(given["directory"]), conf, **where)
     if plan.writes:
