@@ -1,17 +1,17 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What the pods of all nodes reached, as lines to be read."""
+"""A table of what the pods of all nodes reach, with failures and what to do next."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: probe_matrix
-short_description: A table of what pods reached
+short_description: Make a table of what pods reach
 version_added: 0.1.0
 description:
-  - Makes a table of the results of M(headcni.mesh.headcni_probe), a row for each node and a column
-    for each node, with the path of each pair. Below it is what was not checked, what is wrong, line
-    by line, and what to do about it.
-  - Above 20 nodes there are totals instead of the tables.
+  - Makes a table from the results of M(headcni.mesh.headcni_probe), with a row and a column for
+    each node, and the path of each pair. Below it are the checks that were not made, the failures,
+    and what to do about them.
+  - With more than 20 nodes there are totals instead of tables.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -19,16 +19,17 @@ extends_documentation_fragment:
 options:
   hostvars:
     description:
-      - Everyone's variables. C(headcni_probe) is what made the pod of a node, C(headcni_probed)
-        what it found, and C(headcni_probe_problem) why there was none.
+      - The variables of all hosts. C(headcni_probe) is the result of starting a node's pod,
+        C(headcni_probed) the result of its tests, and C(headcni_probe_problem) the reason if there
+        is no pod.
   targets:
-    description: Whom each node was to ask, as P(headcni.mesh.probe_pairs#filter) chose it.
+    description: The targets of each node, as P(headcni.mesh.probe_pairs#filter) chose them.
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show it
+- name: Show what pods reach
   ansible.builtin.debug:
     msg: >-
       {{ (ansible_play_hosts_all
@@ -38,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(lines) to be shown, and C(failed), how many checks or nodes are red.
+  description: C(lines), the lines of the table, and C(failed), the number of failures.
   type: dict
 """
 
@@ -52,7 +53,7 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 PAIR_CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")
 NODE_CHECKS = ("runtime", "outside", "service", "cluster_dns")
 MOST_LINES = 100  # of failures
-NAMES_SHOWN = 3  # of the nodes that a line is about
+NAMES_SHOWN = 3  # of the nodes that a line concerns
 NEXT = {
     "v4": "headcnictl diagnose on both nodes; Headscale's policy must let pods reach pods "
     "(docs/headscale-policy.md), and so must the nodes' firewalls (docs/firewalls.md)",
@@ -204,7 +205,7 @@ def _node_checks(one: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _red(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The check that failed, and a line that says so."""
+    """The name of each check that failed, with a line that describes the failure."""
     for name, one in found.items():
         if one.get("problem"):
             yield "", f"{name}: {one['problem']}"
@@ -242,7 +243,7 @@ def _asked(found: Mapping[str, Any]) -> list[str]:
 
 
 def _skipped(found: Mapping[str, Any]) -> list[str]:
-    """Each reason once, with the nodes that it is about."""
+    """Each reason once, with the nodes that it concerns."""
     about: dict[str, dict[str, None]] = {}
     for name, other, checks in _pairs(found):
         del other
