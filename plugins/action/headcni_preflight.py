@@ -43,8 +43,10 @@ class ActionModule(ActionBase):
             problems += self._mistakes(arguments, release)
         # If the pod CIDR is wrong in the configuration, the node reports it, too: once is enough.
         found = result.get("problems", [])
-        if any(one.startswith("network.podCIDR") for one in problems):
-            found = [one for one in found if not one.startswith("pod CIDR: network.podCIDR")]
+        if any(problem.startswith("network.podCIDR") for problem in problems):
+            found = [
+                problem for problem in found if not problem.startswith("pod CIDR: network.podCIDR")
+            ]
         result["problems"] = [*problems, *found]
         if result["problems"] and not report_only:
             count = len(result["problems"])
@@ -70,7 +72,9 @@ class ActionModule(ActionBase):
                 problems.append(f"release: {problem}")
                 continue
             if given:
-                problems += [f"release: {one}" for one in release.differences(arguments)]
+                problems += [
+                    f"release: {difference}" for difference in release.differences(arguments)
+                ]
             if src or not arguments.get("version"):  # otherwise the node already has it
                 arguments.update(version=release.version, checksum=release.digest)
             return release, problems

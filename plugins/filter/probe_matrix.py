@@ -88,12 +88,12 @@ def of_hosts(
         known = hostvars.get(host, {})
         made, probed = known.get("headcni_probe") or {}, known.get("headcni_probed") or {}
         problem = known.get("headcni_probe_problem") or "it cannot be reached"
-        one = {"targets": targets.get(host) or (), "runtime": made.get("runtime")}
+        about = {"targets": targets.get(host) or (), "runtime": made.get("runtime")}
         if probed.get("reached") is None:
-            found[host] = {**one, "problem": problem}
+            found[host] = {**about, "problem": problem}
         else:
             beyond = probed.get("beyond") or {}
-            found[host] = {**one, "results": probed["reached"], "beyond": beyond}
+            found[host] = {**about, "results": probed["reached"], "beyond": beyond}
     return matrix(found)
 
 
@@ -143,12 +143,12 @@ def _tables(found: Mapping[str, Any]) -> list[str]:
     beyond = [
         check
         for check in NODE_CHECKS[1:]
-        if any(check in (one.get("beyond") or {}) for one in found.values())
+        if any(check in (node.get("beyond") or {}) for node in found.values())
     ]
-    if beyond or any(one.get("runtime") for one in found.values()):
+    if beyond or any(node.get("runtime") for node in found.values()):
         head = ["node", "pod made by", *beyond]
         rows = [
-            [name, _maker(one), *(_state(one, c) for c in beyond)] for name, one in found.items()
+            [name, _maker(node), *(_state(node, c) for c in beyond)] for name, node in found.items()
         ]
         lines += ["", *table([head, *rows])]
     return lines
@@ -169,17 +169,17 @@ def _cell(found: Mapping[str, Any], name: str, other: str) -> str:
     return f"ok {ping['detail']} {(checks.get('path') or {}).get('kind', '')}".strip()
 
 
-def _maker(one: Mapping[str, Any]) -> str:
-    if one.get("problem"):
+def _maker(node: Mapping[str, Any]) -> str:
+    if node.get("problem"):
         return "NONE"
-    runtime = one.get("runtime") or {}
+    runtime = node.get("runtime") or {}
     return str(runtime["detail"]) if runtime.get("ok") else "plugins"
 
 
-def _state(one: Mapping[str, Any], check: str) -> str:
-    result = (one.get("beyond") or {}).get(check)
+def _state(node: Mapping[str, Any], check: str) -> str:
+    result = (node.get("beyond") or {}).get(check)
     if result is None:
-        return "NONE" if one.get("problem") else "-"
+        return "NONE" if node.get("problem") else "-"
     return {True: "ok", False: "FAIL", None: "not checked"}[result["ok"]]
 
 
@@ -194,28 +194,28 @@ def _path_table(paths: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[str
 
 
 def _pairs(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    for name, one in found.items():
-        for other, checks in (one.get("results") or {}).items():
+    for name, node in found.items():
+        for other, checks in (node.get("results") or {}).items():
             yield name, other, checks
 
 
-def _node_checks(one: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    results = {"runtime": one.get("runtime"), **(one.get("beyond") or {})}
+def _node_checks(node: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    results = {"runtime": node.get("runtime"), **(node.get("beyond") or {})}
     return {check: results[check] for check in NODE_CHECKS if results.get(check)}
 
 
 def _red(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The name of each check that failed, with a line that describes the failure."""
-    for name, one in found.items():
-        if one.get("problem"):
-            yield "", f"{name}: {one['problem']}"
-    for name, one in found.items():
-        for check, result in _node_checks(one).items():
+    for name, node in found.items():
+        if node.get("problem"):
+            yield "", f"{name}: {node['problem']}"
+    for name, node in found.items():
+        for check, result in _node_checks(node).items():
             if result["ok"] is False:
                 yield check, f"{name}: {check}: {result['detail']}"
-    for name, one in found.items():
-        results = one.get("results")
-        for other in one.get("targets") or () if results is not None else ():
+    for name, node in found.items():
+        results = node.get("results")
+        for other in node.get("targets") or () if results is not None else ():
             checks = results.get(other) or {}
             if not any(checks.get(check, {}).get("ok") is not None for check in ("v4", "v6")):
                 yield "nothing", f"{name} -> {other}: no ping was tried"
@@ -237,8 +237,8 @@ def _asked(found: Mapping[str, Any]) -> list[str]:
         for check in PAIR_CHECKS
         if checks.get(check, {}).get("ok") is not None
     }
-    for one in found.values():
-        seen |= {c for c, result in _node_checks(one).items() if result["ok"] is not None}
+    for node in found.values():
+        seen |= {c for c, result in _node_checks(node).items() if result["ok"] is not None}
     return [check for check in (*PAIR_CHECKS, *NODE_CHECKS) if check in seen]
 
 
@@ -250,8 +250,8 @@ def _skipped(found: Mapping[str, Any]) -> list[str]:
         for check in PAIR_CHECKS:
             if check in checks and checks[check]["ok"] is None:
                 about.setdefault(f"{check}: {checks[check]['detail']}", {})[name] = None
-    for name, one in found.items():
-        for check, result in _node_checks(one).items():
+    for name, node in found.items():
+        for check, result in _node_checks(node).items():
             if result["ok"] is None:
                 about.setdefault(f"{check}: {result['detail']}", {})[name] = None
     return [f"{text} ({_nodes(list(names), len(found))})" for text, names in about.items()]

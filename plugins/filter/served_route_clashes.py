@@ -84,7 +84,10 @@ def _of_node(
     ]
     if node.get("mode") == "daemon":
         return {"problems": [], "notes": notes}
-    own = [(ip_network(one["network"]), str(one["interface"])) for one in node.get("networks", ())]
+    own = [
+        (ip_network(route["network"]), str(route["interface"]))
+        for route in node.get("networks", ())
+    ]
     notes += [
         f"tailnet: {route.node} serves {route.network}, and this node is in {network} by "
         f"{interface}: the node goes on reaching it directly"
@@ -107,7 +110,7 @@ def _served(routes: Sequence[Mapping[str, Any]]) -> Iterator[Served]:
 
 
 def _outside_of(served: Sequence[Served], cluster: Sequence[str]) -> Iterator[Served]:
-    cidrs = [ip_network(one) for one in cluster]
+    cidrs = [ip_network(cidr) for cidr in cluster]
     for route in served:
         if not any(
             _overlap(route.network, cidr) and route.network.prefixlen >= cidr.prefixlen
@@ -135,8 +138,8 @@ def _lost_controller(
             )
 
 
-def _overlap(one: Network, other: Network) -> bool:
-    return one.version == other.version and one.overlaps(other)
+def _overlap(network: Network, other: Network) -> bool:
+    return network.version == other.version and network.overlaps(other)
 
 
 class FilterModule:

@@ -20,7 +20,7 @@ def conflists(
     """What `look` finds in the conflist and its directory."""
     if not given["conflist"]:
         return []
-    ranges = [str(one) for one in own], node_config.cluster_cidrs(config, own)
+    ranges = [str(cidr) for cidr in own], node_config.cluster_cidrs(config, own)
     return look(given["conflist"], *ranges)
 
 

@@ -56,7 +56,7 @@ def release(given: Mapping[str, Any]) -> list[str]:
         )
     version, there = given["version"] or "", node_release.installed()
     if version and not given["checksum"] and not node_release.find(there, version, ""):
-        known = ", ".join(one.name for one in there) or "none"
+        known = ", ".join(release.name for release in there) or "none"
         wrong.append(
             f"release: version: {version} is not on this node, which has: {known}; "
             "give its tarball by headcni_node_release_src"
@@ -96,7 +96,7 @@ def up_to_date(
         parts.append("release")
     if node_up_to_date.has_config(config, found):
         parts.append("config")
-    ranges = [str(one) for one in found.cidrs], node_config.cluster_cidrs(config, found.cidrs)
+    ranges = [str(cidr) for cidr in found.cidrs], node_config.cluster_cidrs(config, found.cidrs)
     if given["conflist"] and node_up_to_date.has_conflist(given["conflist"], *ranges):
         parts.append("conflist")
     return parts

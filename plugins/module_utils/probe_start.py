@@ -73,7 +73,7 @@ def tailnet_servers(conf: Mapping[str, Any]) -> list[str]:
 
 def check_network(runtime: str, sandbox: probe_cri.Sandbox, conf: Mapping[str, Any]) -> None:
     """Fail if the pod has another network than the conflist describes."""
-    ranges = [ip_network(one) for one in probe_conflist.pod_cidrs(conf)]
+    ranges = [ip_network(cidr) for cidr in probe_conflist.pod_cidrs(conf)]
     foreign = [
         address
         for address in sandbox.addresses

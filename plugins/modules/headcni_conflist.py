@@ -311,16 +311,16 @@ def report(plans: list[conflist.Plan], module: AnsibleModule, in_charge: str) ->
         "removed": list(here.remove),
         "left": list(here.left),
     }
-    for one in elsewhere:
-        found["put_back"] += [os.path.join(one.directory, name) for name in one.put_back]
-        found["removed"] += [os.path.join(one.directory, name) for name in one.remove]
-        found["left"] += [f"{one.directory}: {sentence}" for sentence in one.left]
+    for plan in elsewhere:
+        found["put_back"] += [os.path.join(plan.directory, name) for name in plan.put_back]
+        found["removed"] += [os.path.join(plan.directory, name) for name in plan.remove]
+        found["left"] += [f"{plan.directory}: {sentence}" for sentence in plan.left]
     return {
-        "changed": any(one.changed for one in plans),
+        "changed": any(plan.changed for plan in plans),
         "path": here.path,
         "in_charge": in_charge,
         **found,
-        "diff": [part for one in plans for part in one.diff()],
+        "diff": [part for plan in plans for part in plan.diff()],
     }
 
 

@@ -180,7 +180,10 @@ def present(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     without = [name for name in lacking if objects_of(given, name)[0] not in found]
     renewed = sorted({*given["tokens_for"], *without} & set(given["nodes"]))
     made += [
-        f"{one} created" for name in lacking for one in objects_of(given, name) if one not in found
+        f"{entry} created"
+        for name in lacking
+        for entry in objects_of(given, name)
+        if entry not in found
     ]
     made += [f"token of {account(given, name)} created" for name in renewed]
     return {
@@ -196,9 +199,9 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     given = module.params
     found = ours(kubectl, given)
     mine = {
-        one
+        entry
         for name in given["nodes"]
-        for one in (*objects_of(given, name), old_secret(given, name))
+        for entry in (*objects_of(given, name), old_secret(given, name))
     }
     gone = sorted(found & mine)
     delete(module, kubectl, gone)
@@ -210,7 +213,7 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
 
 def switched(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     given = module.params
-    secrets = {one for one in ours(kubectl, given) if one.startswith(f"{SECRET}/")}
+    secrets = {entry for entry in ours(kubectl, given) if entry.startswith(f"{SECRET}/")}
     gone = sorted(secrets & {old_secret(given, name) for name in given["nodes"]})
     # Remove the account before its last secrets: then the next run can finish an interrupted one.
     shared = delete_shared(module, kubectl) if gone and len(gone) == len(secrets) else []
@@ -284,7 +287,9 @@ def old_secret(given: dict, name: str) -> str:
 
 
 def new_objects(given: dict, names: list) -> dict:
-    return as_list([one for name in names for one in new_objects_of(given, account(given, name))])
+    return as_list(
+        [entry for name in names for entry in new_objects_of(given, account(given, name))]
+    )
 
 
 def new_objects_of(given: dict, name: str) -> list:

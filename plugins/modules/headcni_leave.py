@@ -201,15 +201,15 @@ def idle(module: AnsibleModule) -> dict:
 
 def has_former_address(bridge: str) -> bool:
     cidrs = [
-        ipaddress.ip_network(one)
-        for one in mode_switch.configuration()["network"]["podCIDR"]["nodeLocal"]
+        ipaddress.ip_network(cidr)
+        for cidr in mode_switch.configuration()["network"]["podCIDR"]["nodeLocal"]
     ]
     shown = run("ip", "-j", "address", "show", "dev", bridge, "scope", "global")
     addresses = [
-        ipaddress.ip_address(one["local"])
+        ipaddress.ip_address(address["local"])
         for link in json.loads(shown.stdout or "[]")
-        for one in link.get("addr_info", [])
-        if one  # addresses of other scopes are listed as empty objects
+        for address in link.get("addr_info", [])
+        if address  # addresses of other scopes are listed as empty objects
     ]
     return any(all(address not in cidr for cidr in cidrs) for address in addresses)
 
@@ -228,11 +228,11 @@ def tailscale_is_ours(before: dict) -> bool:
 def pods() -> list[str]:
     said = ctl("pods", "--json")
     found = json.loads(said)
-    return sorted({pod_name(one) or one["container_id"][:20] for one in found})
+    return sorted({pod_name(attachment) or attachment["container_id"][:20] for attachment in found})
 
 
-def pod_name(one: dict) -> str:
-    return "/".join(part for part in (one["namespace"], one["pod"]) if part)
+def pod_name(attachment: dict) -> str:
+    return "/".join(part for part in (attachment["namespace"], attachment["pod"]) if part)
 
 
 def ctl(*words: str) -> str:
@@ -308,7 +308,7 @@ def free_pods(network: str, cidrs: list[str]) -> list[str]:
         "name": network,
         "type": "headcni",
         "pod_cidr": cidrs,
-        "enable_ipv6": any(":" in one for one in cidrs),
+        "enable_ipv6": any(":" in cidr for cidr in cidrs),
         "cni.dev/valid-attachments": [],
     }
     plugin = os.path.join(node_config.RELEASE, "bin", "headcni")
@@ -392,7 +392,7 @@ def sysctls(before: dict, tailscale_removed: bool, dry: bool) -> list[str]:
 
 
 def shown(done: list[str]) -> dict:
-    return {"before": "", "after": "".join(f"{one}\n" for one in done)}
+    return {"before": "", "after": "".join(f"{line}\n" for line in done)}
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ def tested(given: dict) -> dict:
     )
     beyond = {}
     if places:
-        versions = {ip_address(one).version for one in state["addresses"]}
+        versions = {ip_address(address).version for address in state["addresses"]}
         beyond["outside"] = probe_checks.outside(places, versions, seconds, in_pod)
     if given["cluster"]:
         beyond.update(probe_checks.cluster(given, state["conf"], in_pod))

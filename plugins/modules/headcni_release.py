@@ -211,7 +211,7 @@ def present(module: AnsibleModule) -> dict:
     release = node_release.find(node_release.installed(), version, given["checksum"] or "")
     if release is None:
         if not given["checksum"]:
-            there = ", ".join(one.name for one in node_release.installed()) or "none"
+            there = ", ".join(release.name for release in node_release.installed()) or "none"
             raise node_release.ReleaseError(
                 f"version: {version} is not on this node; there are: {there}"
             )
@@ -291,7 +291,7 @@ def absent(module: AnsibleModule) -> dict:
         running = [n for n in node_release.unit_names() if node.unit(n).is_active]
         if running:
             raise node_release.ReleaseError(f"{', '.join(running)}: still running; stop it first")
-    removed = [one.name for one in node_release.installed()]
+    removed = [release.name for release in node_release.installed()]
     node_release.remove(wanted_of(module.params), steps, dry=dry)
     if steps and not dry and node.has_systemd():
         node.order("daemon-reload")

@@ -302,10 +302,12 @@ def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
     deadline = time.monotonic() + given["ready_timeout"]
     while True:
         answer = monitor.ready(given["ready_address"], given["ready_port"])
-        lacking = [one for one in answer.conditions if not one["ok"]]
-        if answer.conditions and all(one["name"] in given["ready_without"] for one in lacking):
-            for one in lacking:
-                module.warn(f"{name}: {one['name']}: {one['reason']}")
+        lacking = [condition for condition in answer.conditions if not condition["ok"]]
+        if answer.conditions and all(
+            condition["name"] in given["ready_without"] for condition in lacking
+        ):
+            for condition in lacking:
+                module.warn(f"{name}: {condition['name']}: {condition['reason']}")
             return answer.conditions
         if time.monotonic() > deadline:
             said = "; ".join(answer.problems) or "no answer"

@@ -250,15 +250,19 @@ def main() -> None:
         if seconds and given["state"] == "present" and not check_mode:
             written = [a for a in planned.approvals if a.wanted.label not in errors]
             left = _wait_served(server, written, deadline)
-            problems += [replace(one, what=f"not within {seconds} s: {one.what}") for one in left]
+            problems += [
+                replace(late, what=f"not within {seconds} s: {late.what}") for late in left
+            ]
             if left and fails:
-                those = "; ".join(one.what for one in left)
+                those = "; ".join(late.what for late in left)
                 raise HeadscaleError(REFUSED, f"wait_served: not within {seconds} s: {those}")
     except HeadscaleError as problem:
         fail(module, problem, problems=by_label(problems), **result)
-    for one in planned.coming:
-        module.warn(f"{one.label} is not at Headscale yet: its routes would be approved once it is")
-    unknown = [one.label for one in problems if one.kind == NOT_FOUND]
+    for node in planned.coming:
+        module.warn(
+            f"{node.label} is not at Headscale yet: its routes would be approved once it is"
+        )
+    unknown = [problem.label for problem in problems if problem.kind == NOT_FOUND]
     module.exit_json(problems=by_label(problems), unknown=unknown, **result)
 
 
@@ -373,11 +377,11 @@ def _result(planned: Plan, errors: dict[str, str]) -> dict[str, Any]:
         "changed": bool(done or planned.coming),
         "routes": [
             *(_shown(a, errors.get(a.wanted.label, "")) for a in planned.approvals),
-            *(_shown_coming(one) for one in planned.coming),
+            *(_shown_coming(node) for node in planned.coming),
         ],
         "diff": {
-            "before": {**before, **{one.label: [] for one in planned.coming}},
-            "after": {**after, **{one.label: list(one.routes) for one in planned.coming}},
+            "before": {**before, **{node.label: [] for node in planned.coming}},
+            "after": {**after, **{node.label: list(node.routes) for node in planned.coming}},
         },
     }
 
@@ -394,9 +398,9 @@ def _shown(approval: Approval, error: str) -> dict[str, Any]:
     }
 
 
-def _shown_coming(one: Wanted) -> dict[str, Any]:
-    after = list(one.routes)
-    named = {"label": one.label, "id": "", "name": ""}
+def _shown_coming(node: Wanted) -> dict[str, Any]:
+    after = list(node.routes)
+    named = {"label": node.label, "id": "", "name": ""}
     return {**named, "before": [], "after": after, "changed": True, "error": ""}
 
 

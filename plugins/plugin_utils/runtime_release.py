@@ -159,7 +159,7 @@ def _key(sources: Path) -> str:
     digest = hashlib.sha256()
     files = [sources / "release.py", sources / "requirements.lock"]
     for folder in ("bin", "units", "headcni", "native"):
-        files += (one for one in (sources / folder).rglob("*") if one.suffix != ".pyc")
+        files += (path for path in (sources / folder).rglob("*") if path.suffix != ".pyc")
     for file in sorted(files):
         if file.is_file():
             content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -173,7 +173,7 @@ def _build(sources: Path, folder: Path, wheels: str) -> None:
         raise ReleaseError(f"wheels: {chosen} has no wheels; see plugins/cni/requirements.lock")
     with _unfinished(folder) as fresh:
         _python(sources, _BUILD, str(fresh), str(chosen))
-    for old in sorted(folder.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEEP]:
+    for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -225,7 +225,7 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _unpack(tarball: Path, target: Path) -> None:
     with _unfinished(target) as fresh, tarball.open("rb") as file:
         node_release.unpack(file, str(fresh))
-    for old in sorted(target.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEEP]:
+    for old in sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEEP]:
         if old != target:
             shutil.rmtree(old, ignore_errors=True)
 
