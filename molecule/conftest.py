@@ -1,4 +1,4 @@
-"""What the verifiers of all scenarios share. They ask the nodes over SSH, and never Ansible."""
+"""Fixtures for the tests of all scenarios. The tests reach the nodes over SSH, without Ansible."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lab.layout import Lab, Plan
 
 
 def address_of(node: str) -> str:
-    """As testinfra takes it. The open connection is among those that go with the lab."""
+    """In testinfra's format. The lab closes the open connection when it is removed."""
     folder = Lab.of_this_checkout().ssh_config.parent
     return f"ssh://{node}?ssh_config={folder}/config&controlpath={folder}/testinfra-{node}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that asks for `host` is run on each node."""
+    """A test that uses the fixture `host` runs on each node."""
     if "MOLECULE_SCENARIO_NAME" not in os.environ:
-        raise pytest.UsageError("these are run by Molecule: molecule verify -s NAME")
+        raise pytest.UsageError("Molecule runs these tests: molecule verify -s NAME")
     nodes = Plan.load(Lab.of_this_checkout()).members
     config.option.hosts = ",".join(address_of(node) for node in nodes)
 
@@ -48,13 +48,13 @@ def nodes() -> dict[str, Host]:
 
 @pytest.fixture(scope="session")
 def between_steps() -> Path:
-    """For what one step of a scenario leaves to the next; gone with the lab."""
+    """A directory in which a step of a scenario keeps data for the next; removed with the lab."""
     return Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
 
 
 @pytest.fixture(scope="session")
 def traffic(lab: LabCommand, nodes: dict[str, Host]) -> Traffic:
-    """Of the pods that are there, or else of none yet."""
+    """Traffic between the existing pods, or without pods if there are none yet."""
     found = Traffic(lab, tuple(nodes))
     if all(host.file("/run/netns/pod").exists for host in nodes.values()):
         found.find_pods()
@@ -63,7 +63,7 @@ def traffic(lab: LabCommand, nodes: dict[str, Host]) -> Traffic:
 
 @pytest.fixture(scope="module")
 def pods(lab: LabCommand, traffic: Traffic, nodes: dict[str, Host]) -> Iterator[Traffic]:
-    """A pod on each node for the tests of a file."""
+    """A pod on each node, for the tests of one file."""
     traffic.pods()
     for node in nodes:
         lab.copy(CHECKOUT / "tests/support/echo.py", node, "/run/echo.py")

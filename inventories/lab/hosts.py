@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The embedded lab as an Ansible inventory. `make up` first."""
+"""The embedded lab as an Ansible inventory. Run `make up` first."""
 
 import subprocess
 import sys

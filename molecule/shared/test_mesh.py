@@ -1,4 +1,4 @@
-"""What holds on every node of every mesh, whatever the mode."""
+"""What is true on every node of every mesh, in both modes."""
 
 from __future__ import annotations
 

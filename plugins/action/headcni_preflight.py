@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The controller's half of headcni_preflight: the configuration, the release, and the time."""
+"""The controller's part of headcni_preflight: the configuration, the release and the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ display = Display()
 
 
 class ActionModule(ActionBase):
-    """Check what can be checked here, then the node, and tell all of it together."""
+    """Check what the controller can check, then the node, and report everything together."""
 
     _supports_check_mode = True
 
@@ -37,13 +37,16 @@ class ActionModule(ActionBase):
         )
         if result.get("failed"):
             return result
-        # What the node has already, its release has read: asking it here takes as long as the rest.
-        if release and not {"release", "config"} <= set(result.get("settled", [])):
+        # The node's own release has accepted a configuration that is up to date. To check it here
+        # again would take as long as all the rest.
+        if release and not {"release", "config"} <= set(result.get("up_to_date", [])):
             problems += self._mistakes(arguments, release)
-        # The node cannot find a pod CIDR in a configuration that is wrong: one complaint is enough.
+        # If the pod CIDR is wrong in the configuration, the node reports it, too: once is enough.
         found = result.get("problems", [])
-        if any(one.startswith("network.podCIDR") for one in problems):
-            found = [one for one in found if not one.startswith("pod CIDR: network.podCIDR")]
+        if any(problem.startswith("network.podCIDR") for problem in problems):
+            found = [
+                problem for problem in found if not problem.startswith("pod CIDR: network.podCIDR")
+            ]
         result["problems"] = [*problems, *found]
         if result["problems"] and not report_only:
             count = len(result["problems"])
@@ -57,10 +60,10 @@ class ActionModule(ActionBase):
     def _release(
         self, arguments: dict[str, Any]
     ) -> tuple[runtime_release.Tarball | None, list[str]]:
-        """The tarball, of which the node is told, and what stands in its way."""
+        """The tarball, and the problems with it. Adds its version and checksum to the arguments."""
         src, wheels = arguments.pop("src", None), arguments.pop("wheels", None)
         problems = []
-        # A tarball that is not there must not hide what is wrong with the configuration.
+        # A missing tarball must not hide mistakes in the configuration.
         for given in dict.fromkeys((src, None)):
             try:
                 path = runtime_release.located(self._find_needle, given)
@@ -69,8 +72,10 @@ class ActionModule(ActionBase):
                 problems.append(f"release: {problem}")
                 continue
             if given:
-                problems += [f"release: {one}" for one in release.differences(arguments)]
-            if src or not arguments.get("version"):  # else it is one that the node has
+                problems += [
+                    f"release: {difference}" for difference in release.differences(arguments)
+                ]
+            if src or not arguments.get("version"):  # otherwise the node already has it
                 arguments.update(version=release.version, checksum=release.digest)
             return release, problems
         return None, problems

@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The controller's half of headcni_release: the tarball, and sending it where it is missing."""
+"""The controller's part of headcni_release: find the tarball, and send it to nodes without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ display = Display()
 
 
 class ActionModule(ActionBase):
-    """Ask the node first; most of the time it has the release already."""
+    """Ask the node first: usually it already has the release."""
 
     _supports_check_mode = True
     _supports_diff = True
@@ -40,8 +40,8 @@ class ActionModule(ActionBase):
         result = self._module(arguments, task_vars)
         if not result.pop("needs_src", False) or result.get("failed"):
             return result
-        # The shell knows one temporary directory, which Ansible removes after the action. A second
-        # one would take the first one's place there, and the first would stay on the node.
+        # After the action Ansible removes only the temporary directory that was created last. If we
+        # created a second one, the first would stay on the node.
         folder = self._connection._shell.tmpdir or self._make_tmp_path()
         remote = self._connection._shell.join_path(folder, found.path.name)
         self._transfer_file(str(found.path), remote)

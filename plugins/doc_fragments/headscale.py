@@ -6,14 +6,14 @@ from __future__ import annotations
 class ModuleDocFragment:
     DOCUMENTATION = r"""
 requirements:
-  - requests, on the host that the module runs on
+  - requests, on the host that runs the module
 options:
   url:
     description:
-      - The Headscale server's address, as the host that the module runs on reaches it.
-      - Without the C(/api/v1) at its end. No redirect is followed.
-      - A warning is given if O(api_key) would go over C(http://) to a public address or to a name.
-        For loopback and private addresses there is none.
+      - The address of the Headscale server, as the host that runs the module reaches it.
+      - Without C(/api/v1) at the end. Redirects are not followed.
+      - The module warns if O(api_key) would be sent over C(http://) to a public address or to a
+        name. It does not warn for loopback and private addresses.
       - If it is not given, the environment variable E(HEADSCALE_URL) is used.
     type: str
     required: true
@@ -25,10 +25,10 @@ options:
     required: true
   ca_file:
     description:
-      - A file with the certificates to trust, for a server whose CA the system does not know.
+      - A file with the CA certificates to trust, if the system does not have them.
     type: path
   validate_certs:
-    description: Whether the server's certificate is checked. Turn it off for a test at most.
+    description: Whether to check the server's certificate. Turn it off only for tests.
     type: bool
     default: true
   timeout:
@@ -38,11 +38,11 @@ options:
     default: 10
 attributes:
   check_mode:
-    description: Can run in C(check_mode) and tell what it would change, without changing it.
+    description: Can run in C(check_mode) and return what it would change, without changing it.
   diff_mode:
-    description: Tells in detail what has changed, or would.
+    description: Shows in detail what has changed or would change.
   action_group:
-    description: Use O(url), O(api_key) and their like for all modules of the group at once.
+    description: Use this group to set O(url), O(api_key) and the like once for all its modules.
     support: full
     membership:
       - headcni.mesh.headscale

@@ -12,7 +12,7 @@ options:
     elements: str
     required: true
   hostvars:
-    description: Everyone's variables.
+    description: The variables of all hosts.
     type: dict
     required: true
 """

@@ -7,11 +7,11 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 attributes:
   check_mode:
-    description: Can run in C(check_mode) and tell what it would change, without changing it.
+    description: Can run in C(check_mode) and return what it would change, without changing it.
   diff_mode:
-    description: Tells in detail what has changed, or would.
+    description: Shows in detail what has changed or would change.
   platform:
-    description: The nodes it is for.
+    description: The platform of the nodes.
     support: full
     platforms: linux
 """

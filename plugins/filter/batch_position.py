@@ -1,20 +1,20 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Where a batch of nodes stands among all nodes of a play, in words."""
+"""The position of a batch among all nodes of a play, in words."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: batch_position
-short_description: How far a play has come, such as node 31 of 1,000
+short_description: Show how far a play is, such as node 31 of 1,000
 version_added: 0.1.0
 description:
-  - Says which of all nodes the present batch is, in plays with C(serial).
+  - Returns the position of the current batch among all nodes, for plays with C(serial).
   - Do not use it in the name of a task of such a play. Ansible keeps the name of the first batch.
 author:
   - The HeadCNI authors (@headcni)
 options:
   _input:
-    description: The nodes of the present batch, C(ansible_play_batch).
+    description: The nodes of the current batch, C(ansible_play_batch).
     type: list
     elements: str
     required: true
@@ -43,7 +43,7 @@ from typing import Any
 
 
 def position(batch: Sequence[str], every: Sequence[str]) -> str:
-    # A batch is a run of neighbours; who has failed is not in it any more.
+    # The nodes of a batch are adjacent in the list. Nodes that have failed are no longer in it.
     total = len(every)
     if not batch:
         return f"no node of {total:,}"

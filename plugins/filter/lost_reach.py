@@ -5,26 +5,26 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: lost_reach
-short_description: What a pod reached before, and does not reach now
+short_description: Find what a pod no longer reaches after a change
 version_added: 0.1.0
 description:
-  - Compares two results of M(headcni.mesh.headcni_probe). What was not reached before, such as a
-    node that is down, is no loss.
+  - Compares two results of M(headcni.mesh.headcni_probe). A target that was not reached before,
+    such as a node that is down, does not count as lost.
 author:
   - The HeadCNI authors (@headcni)
 options:
   _input:
-    description: RV(headcni.mesh.headcni_probe#module:reached) of before.
+    description: RV(headcni.mesh.headcni_probe#module:reached) before the change.
     type: dict
     required: true
   after:
-    description: The same of now.
+    description: The same after the change.
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: See that nothing was lost
+- name: Check that the pod still reaches everything
   ansible.builtin.assert:
     that: before.reached | headcni.mesh.lost_reach(now.reached) == []
 """

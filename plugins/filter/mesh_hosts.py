@@ -5,12 +5,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: mesh_hosts
-short_description: The host pattern of the mesh's nodes
+short_description: Return the host pattern of the mesh's nodes
 version_added: 0.2.0
 description:
-  - For C(hosts) of a play. The pattern is C(headcni_hosts) if it is given; otherwise the group
-    C(headcni), or else the group C(k3s_cluster), as k3s-ansible has it.
-  - Fails if the pattern matches no host, so that a misspelt group is not mistaken for success.
+  - For C(hosts) of a play. The pattern is C(headcni_hosts) if it is given, otherwise the group
+    C(headcni), otherwise the group C(k3s_cluster) of k3s-ansible.
+  - Fails if the pattern matches no host. Otherwise a misspelt group would look like success.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -50,7 +50,7 @@ GROUPS = ("headcni", "k3s_cluster")
 
 def mesh_hosts(groups: Mapping[str, Sequence[str]], given: str = "") -> str:
     pattern = given or next((name for name in GROUPS if groups.get(name)), "")
-    if context.CLIARGS.get("syntax"):  # which needs no inventory
+    if context.CLIARGS.get("syntax"):  # --syntax-check needs no inventory
         return pattern or GROUPS[0]
     if not pattern:
         raise AnsibleFilterError(
@@ -66,7 +66,7 @@ def mesh_hosts(groups: Mapping[str, Sequence[str]], given: str = "") -> str:
 
 
 def matched(groups: Mapping[str, Sequence[str]], pattern: str) -> list[str]:
-    """As Ansible itself understands the pattern."""
+    """The hosts that Ansible itself finds for the pattern."""
     if pattern in groups:
         return list(groups[pattern])
     inventory = InventoryManager(DataLoader(), parse=False)

@@ -1,15 +1,15 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""All nodes of the mesh, those outside of this run as well."""
+"""All nodes of the mesh, including those outside of this run."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: mesh_members
-short_description: The names of all nodes of the mesh
+short_description: Return the names of all nodes of the mesh
 version_added: 0.2.0
 description:
-  - The hosts that P(headcni.mesh.mesh_hosts#filter) chooses, also those that C(--limit) leaves out.
-    A role that a playbook of your own uses for other hosts gets just these.
+  - The hosts that P(headcni.mesh.mesh_hosts#filter) selects, including hosts that C(--limit)
+    excludes. If your own playbook uses a role for other hosts, only those hosts.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -22,7 +22,7 @@ options:
     type: str
     required: true
   play_hosts:
-    description: The hosts of the present play, C(ansible_play_hosts_all).
+    description: The hosts of the current play, C(ansible_play_hosts_all).
     type: list
     elements: str
     required: true

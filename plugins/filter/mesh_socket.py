@@ -1,15 +1,15 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Where the tailscaled answers that carries the mesh in a mode."""
+"""The socket of the tailscaled that carries the mesh in a mode."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: mesh_socket
-short_description: The socket of the tailscaled that a mode uses
+short_description: Return the socket of the tailscaled that a mode uses
 version_added: 0.2.0
 description:
   - In host mode it is the socket of the node's own tailscaled, which C(tailscale_socket) may move.
-    In daemon mode it is that of HeadCNI's own tailscaled, always at the same place.
+    In daemon mode it is the socket of HeadCNI's own tailscaled, which always has the same path.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -24,7 +24,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask the tailscaled of the mesh
+- name: Read the status of the mesh's tailscaled
   headcni.mesh.tailscale_info:
     socket: "{{ headcni_mode | headcni.mesh.mesh_socket(hostvars[inventory_hostname]) }}"
 """

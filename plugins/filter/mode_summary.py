@@ -1,34 +1,34 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Where each node stands between the two modes, as a table to be read."""
+"""A table with the mode of each node, and with what a switch of modes has done."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: mode_summary
-short_description: A table of where each node stands between the two modes
+short_description: Make a table of the nodes' modes
 version_added: 0.1.0
 description:
-  - A line for each node, of what C(playbooks/switch_mode.yml) has found and done.
+  - One line per node, with what C(playbooks/switch_mode.yml) has found and done.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
 options:
   wanted:
-    description: The mode that they are to be in.
+    description: The mode to switch to.
     type: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show it
+- name: Show the mode of each node
   ansible.builtin.debug:
     msg: "{{ ansible_play_hosts_all | headcni.mesh.mode_summary(hostvars, 'daemon') }}"
 """
 
 RETURN = r"""
 _value:
-  description: Lines to be shown.
+  description: The lines of the table.
   type: list
   elements: str
 """
@@ -46,15 +46,15 @@ def summary(hosts: Sequence[str], hostvars: Mapping[str, Any], wanted: str) -> l
 
 
 def _row(host: str, known: Mapping[str, Any], wanted: str) -> list[str]:
-    stands = known.get("headcni_stands") or {}
-    mode = str(stands.get("mode") or "?")
-    return [host, mode, _state(known, stands, mode, wanted)]
+    found = known.get("headcni_mode_state") or {}
+    mode = str(found.get("mode") or "?")
+    return [host, mode, _state(known, found, mode, wanted)]
 
 
-def _state(known: Mapping[str, Any], stands: Mapping[str, Any], mode: str, wanted: str) -> str:
-    if "mode" not in stands:
+def _state(known: Mapping[str, Any], found: Mapping[str, Any], mode: str, wanted: str) -> str:
+    if "mode" not in found:
         return "NOT ASKED: see above"
-    problem, back = known.get("headcni_problem"), known.get("headcni_back_problem")
+    problem, back = known.get("headcni_problem"), known.get("headcni_restore_problem")
     if problem and back:
         return (
             f"FAILED, and NOT PUT BACK ({back}); its pods are served by both modes: run again to "
@@ -65,8 +65,8 @@ def _state(known: Mapping[str, Any], stands: Mapping[str, Any], mode: str, wante
     if problem:
         return f"FAILED, and put back. It failed at: {problem}"
     if known.get("headcni_switched"):
-        return "switched" if stands.get("left_mode") != wanted else "put back"
-    if stands.get("unfinished"):
+        return "switched" if found.get("left_mode") != wanted else "put back"
+    if found.get("unfinished"):
         return "in the midst of a switch that was cut off: to be finished"
     return "left alone" if mode == wanted else "to be switched"
 

@@ -1,37 +1,37 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What site.yml made of the nodes, as a table to be read."""
+"""A table of the nodes at the end of site.yml, with warnings and notes."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: node_summary
-short_description: A table of what site.yml made of the nodes
+short_description: Make a table of the nodes for the end of site.yml
 version_added: 0.1.0
 description:
-  - A line for each node, of what the roles have registered.
-  - Then the warnings of preflight, each once with the nodes that it is about.
-  - Last, what defaults mean that somebody might not expect.
+  - One line per node, from the results that the roles have registered.
+  - Then the warnings of preflight, each once, with the nodes that it concerns.
+  - Last, consequences of defaults that may be unexpected.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
 options:
   finished:
-    description: The names of those of them that nothing failed on.
+    description: The names of the nodes on which nothing has failed.
     type: list
     elements: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show it
+- name: Show a summary of all nodes
   ansible.builtin.debug:
     msg: "{{ ansible_play_hosts_all | headcni.mesh.node_summary(hostvars, ansible_play_hosts) }}"
 """
 
 RETURN = r"""
 _value:
-  description: Lines to be shown.
+  description: The lines of the table, and the warnings.
   type: list
   elements: str
 """
@@ -42,7 +42,7 @@ from typing import Any
 from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 
 HEAD = ["node", "mode", "pod CIDR", "from", "runtime", "state"]
-NAMES_SHOWN = 3  # of the nodes that a warning is about; of more there is a number
+NAMES_SHOWN = 3  # of the nodes that a warning concerns; the others are only counted
 MOST_WARNINGS = 40
 RIGHTS = (
     "pods have the node's rights in the tailnet; headcni_node_tailnet_access limits what they reach"
@@ -63,10 +63,10 @@ def summary(
 
 
 def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What preflight noted: a line for each warning, whatever number of nodes it is about."""
+    """The notes of preflight: one line per warning, for any number of nodes."""
     about: dict[str, list[str]] = {}
     everywhere: list[str] = []
-    clashes: Mapping[str, Any] = {}  # one mapping of all nodes, which each of them has
+    clashes: Mapping[str, Any] = {}  # the same mapping in the variables of each node
     for host, variables in known.items():
         clashes = clashes or variables.get("headcni_route_clashes") or {}
         for note in (*_notes(variables.get("headcni_node_preflight")), *_notes(clashes.get(host))):
@@ -81,7 +81,7 @@ def _warnings(known: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _good_to_know(known: Mapping[str, Mapping[str, Any]], done: Collection[str]) -> list[str]:
-    """Of the nodes whose daemon this run has looked after."""
+    """For the nodes whose daemon this run has started or checked."""
     ours = [host for host in known if host in done and known[host].get("_headcni_node_service")]
     about = {
         RIGHTS: [host for host in ours if _tailnet_access(known[host]) == "all"],

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pod_cidr_clashes
-short_description: Nodes that have the same pod CIDR
+short_description: Find nodes whose pod CIDRs overlap
 version_added: 0.1.0
 description:
-  - Tells in words which nodes have pod CIDRs that overlap. Two nodes with one CIDR break both, as
-    Headscale serves it from one of them only.
-  - A node's CIDRs are what its preflight has found, C(headcni_node_preflight.pod_cidrs). Of a node
-    that this run does not touch, it is what the inventory says, C(headcni_node_pod_cidr).
-  - It reads the variables of every node, so run it once for all nodes, not once for each.
+  - Returns a sentence for each overlap. If two nodes have the same CIDR, Headscale sends its
+    traffic to only one of them.
+  - A node's CIDRs are those that preflight has found, C(headcni_node_preflight.pod_cidrs). For a
+    node outside of this run they come from the inventory, C(headcni_node_pod_cidr).
+  - It reads the variables of every node, so run it once for all nodes, not once per node.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -25,7 +25,7 @@ EXAMPLES = r"""
     clashes: "{{ groups['headcni'] | headcni.mesh.pod_cidr_clashes(hostvars) }}"
   run_once: true
 
-- name: Refuse two nodes with one CIDR
+- name: Refuse overlapping CIDRs
   ansible.builtin.assert:
     that: inventory_hostname not in clashes
     fail_msg: "{{ clashes[inventory_hostname] }}"
@@ -34,8 +34,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - A sentence for each clash, by the name of the node. A node without any is left out.
-    - Five other nodes are named for each CIDR. A last sentence counts the rest.
+    - The sentences by name of the node. A node without an overlap is not included.
+    - For each CIDR at most five other nodes are named. A last sentence counts the rest.
   type: dict
 """
 
@@ -49,7 +49,7 @@ ADVICE = "give one of them another by headcni_node_pod_cidr"
 
 
 class Claim(NamedTuple):
-    """The pod CIDR of a node. They sort by their first address, the wider one first."""
+    """The pod CIDR of a node. Claims sort by their first address, the wider one first."""
 
     version: int
     first: int
@@ -64,8 +64,8 @@ class Claim(NamedTuple):
 
 
 def clashes(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Two CIDRs are nested or apart. So in sorted order those around the present one are a stack,
-    and those within it come right after it."""
+    """Two CIDRs are either nested or disjoint. So in sorted order, the CIDRs around the current one
+    form a stack, and the CIDRs within it follow directly after it."""
     claims = sorted(_claims(hosts, hostvars))
     within = [0] * len(claims)  # how many claims lie within each
     around: list[tuple[int, list[int]]] = []  # how many lie around each, and the nearest of them
@@ -113,7 +113,7 @@ def _cidrs(hostvars: Mapping[str, Any], host: str) -> tuple[podcidr.Network, ...
     try:
         return podcidr.parse_pod_cidrs(given)
     except podcidr.PodCidrError:
-        return ()  # that node's own preflight says what is wrong with it
+        return ()  # the preflight of that node reports it
 
 
 class FilterModule:

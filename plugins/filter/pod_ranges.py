@@ -1,17 +1,16 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The ranges that the cluster's pods have, as far as the controller knows them."""
+"""The address ranges of the cluster's pods, as far as the controller knows them."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pod_ranges
-short_description: The ranges of the cluster's pods
+short_description: Collect the address ranges of the cluster's pods
 version_added: 0.1.0
 description:
   - Collects the ranges that the preflight or the configuration of nodes has found
     (C(headcni_node_preflight), C(headcni_node_configured)).
-  - Of a node that this run does not touch, the range is what the inventory says,
-    C(headcni_node_pod_cidr).
+  - For a node outside of this run the range comes from the inventory, C(headcni_node_pod_cidr).
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -19,7 +18,7 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: Show them
+- name: Show the pod ranges
   ansible.builtin.debug:
     msg: "{{ groups['headcni'] | headcni.mesh.pod_ranges(hostvars) }}"
 """
@@ -27,9 +26,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - V(ranges) are the ranges of the whole cluster, V(nodes) those of its nodes, with neighbours
-      joined. V(nodes) is empty if the range of any node is not known, and both are empty if nothing
-      has been found out about any node.
+    - V(ranges) are the ranges of the whole cluster, V(nodes) those of its nodes. Adjacent ranges
+      are merged. V(nodes) is empty if the range of any node is unknown, and both are empty if
+      nothing is known about any node.
   type: dict
 """
 
@@ -52,7 +51,7 @@ def pod_ranges(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, l
         nodes += own
         cluster += [podcidr.parse_cidr(cidr) for cidr in found.get("cluster_cidrs") or ()]
         if found:
-            cluster += own  # it may lie outside
+            cluster += own  # the node's range may be outside of the cluster's
     ranges = _collapsed(cluster)
     return {"ranges": ranges, "nodes": _collapsed(nodes) if complete and ranges else []}
 
@@ -61,7 +60,7 @@ def _networks(given: Any) -> list[podcidr.Network]:
     try:
         return list(podcidr.parse_pod_cidrs(given)) if given else []
     except podcidr.PodCidrError:
-        return []  # its own preflight says so
+        return []  # the preflight of that node reports it
 
 
 def _collapsed(networks: Iterable[podcidr.Network]) -> list[str]:

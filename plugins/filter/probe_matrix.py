@@ -1,17 +1,17 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What the pods of all nodes reached, as lines to be read."""
+"""A table of what the pods of all nodes reach, with failures and what to do next."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: probe_matrix
-short_description: A table of what pods reached
+short_description: Make a table of what pods reach
 version_added: 0.1.0
 description:
-  - Makes a table of the results of M(headcni.mesh.headcni_probe), a row for each node and a column
-    for each node, with the path of each pair. Below it is what was not checked, what is wrong, line
-    by line, and what to do about it.
-  - Above 20 nodes there are totals instead of the tables.
+  - Makes a table from the results of M(headcni.mesh.headcni_probe), with a row and a column for
+    each node, and the path of each pair. Below it are the checks that were not made, the failures,
+    and what to do about them.
+  - With more than 20 nodes there are totals instead of tables.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -19,16 +19,17 @@ extends_documentation_fragment:
 options:
   hostvars:
     description:
-      - Everyone's variables. C(headcni_probe) is what made the pod of a node, C(headcni_probed)
-        what it found, and C(headcni_probe_problem) why there was none.
+      - The variables of all hosts. C(headcni_probe) is the result of starting a node's pod,
+        C(headcni_probed) the result of its tests, and C(headcni_probe_problem) the reason if there
+        is no pod.
   targets:
-    description: Whom each node was to ask, as P(headcni.mesh.probe_pairs#filter) chose it.
+    description: The targets of each node, as P(headcni.mesh.probe_pairs#filter) chose them.
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show it
+- name: Show what pods reach
   ansible.builtin.debug:
     msg: >-
       {{ (ansible_play_hosts_all
@@ -38,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(lines) to be shown, and C(failed), how many checks or nodes are red.
+  description: C(lines), the lines of the table, and C(failed), the number of failures.
   type: dict
 """
 
@@ -52,7 +53,7 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 PAIR_CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")
 NODE_CHECKS = ("runtime", "outside", "service", "cluster_dns")
 MOST_LINES = 100  # of failures
-NAMES_SHOWN = 3  # of the nodes that a line is about
+NAMES_SHOWN = 3  # of the nodes that a line concerns
 NEXT = {
     "v4": "headcnictl diagnose on both nodes; Headscale's policy must let pods reach pods "
     "(docs/headscale-policy.md), and so must the nodes' firewalls (docs/firewalls.md)",
@@ -87,12 +88,12 @@ def of_hosts(
         known = hostvars.get(host, {})
         made, probed = known.get("headcni_probe") or {}, known.get("headcni_probed") or {}
         problem = known.get("headcni_probe_problem") or "it cannot be reached"
-        one = {"targets": targets.get(host) or (), "runtime": made.get("runtime")}
+        about = {"targets": targets.get(host) or (), "runtime": made.get("runtime")}
         if probed.get("reached") is None:
-            found[host] = {**one, "problem": problem}
+            found[host] = {**about, "problem": problem}
         else:
             beyond = probed.get("beyond") or {}
-            found[host] = {**one, "results": probed["reached"], "beyond": beyond}
+            found[host] = {**about, "results": probed["reached"], "beyond": beyond}
     return matrix(found)
 
 
@@ -142,12 +143,12 @@ def _tables(found: Mapping[str, Any]) -> list[str]:
     beyond = [
         check
         for check in NODE_CHECKS[1:]
-        if any(check in (one.get("beyond") or {}) for one in found.values())
+        if any(check in (node.get("beyond") or {}) for node in found.values())
     ]
-    if beyond or any(one.get("runtime") for one in found.values()):
+    if beyond or any(node.get("runtime") for node in found.values()):
         head = ["node", "pod made by", *beyond]
         rows = [
-            [name, _maker(one), *(_state(one, c) for c in beyond)] for name, one in found.items()
+            [name, _maker(node), *(_state(node, c) for c in beyond)] for name, node in found.items()
         ]
         lines += ["", *table([head, *rows])]
     return lines
@@ -168,17 +169,17 @@ def _cell(found: Mapping[str, Any], name: str, other: str) -> str:
     return f"ok {ping['detail']} {(checks.get('path') or {}).get('kind', '')}".strip()
 
 
-def _maker(one: Mapping[str, Any]) -> str:
-    if one.get("problem"):
+def _maker(node: Mapping[str, Any]) -> str:
+    if node.get("problem"):
         return "NONE"
-    runtime = one.get("runtime") or {}
+    runtime = node.get("runtime") or {}
     return str(runtime["detail"]) if runtime.get("ok") else "plugins"
 
 
-def _state(one: Mapping[str, Any], check: str) -> str:
-    result = (one.get("beyond") or {}).get(check)
+def _state(node: Mapping[str, Any], check: str) -> str:
+    result = (node.get("beyond") or {}).get(check)
     if result is None:
-        return "NONE" if one.get("problem") else "-"
+        return "NONE" if node.get("problem") else "-"
     return {True: "ok", False: "FAIL", None: "not checked"}[result["ok"]]
 
 
@@ -193,28 +194,28 @@ def _path_table(paths: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[str
 
 
 def _pairs(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    for name, one in found.items():
-        for other, checks in (one.get("results") or {}).items():
+    for name, node in found.items():
+        for other, checks in (node.get("results") or {}).items():
             yield name, other, checks
 
 
-def _node_checks(one: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    results = {"runtime": one.get("runtime"), **(one.get("beyond") or {})}
+def _node_checks(node: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    results = {"runtime": node.get("runtime"), **(node.get("beyond") or {})}
     return {check: results[check] for check in NODE_CHECKS if results.get(check)}
 
 
 def _red(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The check that failed, and a line that says so."""
-    for name, one in found.items():
-        if one.get("problem"):
-            yield "", f"{name}: {one['problem']}"
-    for name, one in found.items():
-        for check, result in _node_checks(one).items():
+    """The name of each check that failed, with a line that describes the failure."""
+    for name, node in found.items():
+        if node.get("problem"):
+            yield "", f"{name}: {node['problem']}"
+    for name, node in found.items():
+        for check, result in _node_checks(node).items():
             if result["ok"] is False:
                 yield check, f"{name}: {check}: {result['detail']}"
-    for name, one in found.items():
-        results = one.get("results")
-        for other in one.get("targets") or () if results is not None else ():
+    for name, node in found.items():
+        results = node.get("results")
+        for other in node.get("targets") or () if results is not None else ():
             checks = results.get(other) or {}
             if not any(checks.get(check, {}).get("ok") is not None for check in ("v4", "v6")):
                 yield "nothing", f"{name} -> {other}: no ping was tried"
@@ -236,21 +237,21 @@ def _asked(found: Mapping[str, Any]) -> list[str]:
         for check in PAIR_CHECKS
         if checks.get(check, {}).get("ok") is not None
     }
-    for one in found.values():
-        seen |= {c for c, result in _node_checks(one).items() if result["ok"] is not None}
+    for node in found.values():
+        seen |= {c for c, result in _node_checks(node).items() if result["ok"] is not None}
     return [check for check in (*PAIR_CHECKS, *NODE_CHECKS) if check in seen]
 
 
 def _skipped(found: Mapping[str, Any]) -> list[str]:
-    """Each reason once, with the nodes that it is about."""
+    """Each reason once, with the nodes that it concerns."""
     about: dict[str, dict[str, None]] = {}
     for name, other, checks in _pairs(found):
         del other
         for check in PAIR_CHECKS:
             if check in checks and checks[check]["ok"] is None:
                 about.setdefault(f"{check}: {checks[check]['detail']}", {})[name] = None
-    for name, one in found.items():
-        for check, result in _node_checks(one).items():
+    for name, node in found.items():
+        for check, result in _node_checks(node).items():
             if result["ok"] is None:
                 about.setdefault(f"{check}: {result['detail']}", {})[name] = None
     return [f"{text} ({_nodes(list(names), len(found))})" for text, names in about.items()]

@@ -1,32 +1,32 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Which pod asks which: a number of pairs that does not grow with the square of the nodes."""
+"""Choose which pairs of pods to test: their number does not grow with the square of the nodes."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: probe_pairs
-short_description: Choose which nodes' pods ask which
+short_description: Choose the pairs of nodes whose pods test each other
 version_added: 0.1.0
 description:
-  - Up to 20 nodes every pod asks every other. Above that, a node asks twelve others, at six
-    distances before and behind it in the inventory, from the next node to half of the way round. So
-    each pair is asked in both directions, each node asks and is asked equally often, and a run asks
-    the same pairs as the last one.
+  - With up to 20 nodes, every pod tests every other pod. With more nodes, each tests twelve others,
+    at six distances before and after it in the inventory, from the next node to half of the list.
+    So each pair is tested in both directions, each node has the same number of tests, and every run
+    tests the same pairs.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
 options:
   hostvars:
-    description: Everyone's variables. C(headcni_probe) is what made the pod of a node.
+    description: The variables of all hosts. C(headcni_probe) is the result of starting a pod.
   every:
-    description: Ask every pair, however many nodes there are.
+    description: Whether to test every pair, for any number of nodes.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Choose who asks whom
+- name: Choose the pairs of pods to test
   ansible.builtin.set_fact:
     headcni_probe_pairs: "{{ ansible_play_hosts | headcni.mesh.probe_pairs(hostvars) }}"
   run_once: true
@@ -34,14 +34,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(targets), the names of whom each node asks, and C(probes), each node's pod.
+  description: C(targets), the names of the nodes that each node tests, and C(probes), their pods.
   type: dict
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ALL_UP_TO = 20  # nodes: above it, pairs are sampled and only failures are shown
+ALL_UP_TO = 20  # nodes; with more, only a sample of the pairs is tested
 DISTANCES = 6
 
 
@@ -58,7 +58,7 @@ def chosen(names: Sequence[str], every: bool = False) -> dict[str, list[str]]:
 
 
 def _steps(total: int) -> list[int]:
-    """Few near ones and few far ones, in both directions."""
+    """A few near distances and a few far ones, in both directions."""
     farthest = (total - 1) // 2
     ahead = {round(farthest ** (number / (DISTANCES - 1))) for number in range(DISTANCES)}
     return sorted({*ahead, *(total - step for step in ahead)})

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: served_route_clashes
-short_description: Routes of the tailnet that lead to nodes' own networks
+short_description: Find routes of the tailnet that overlap nodes' own networks
 version_added: 0.1.0
 description:
-  - In host mode a node accepts all routes that peers serve. HeadCNI goes on reaching the networks
-    of the node's main routing table directly. This filter names routes to such networks.
-  - It also finds out whether the controller is in a served network that a node reaches by its
-    default route alone. Such a node would answer the controller through the tunnel.
-  - It reads the variables of every node, so run it once for all nodes, not once for each.
+  - In host mode a node accepts all routes that peers serve. HeadCNI still reaches the networks of
+    the node's main routing table directly. This filter names routes to such networks.
+  - It also checks whether the controller is in a served network that a node reaches only through
+    its default route. Such a node would answer the controller through the tunnel.
+  - It reads the variables of every node, so run it once for all nodes, not once per node.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
 options:
   routes:
-    description: The routes, as RV(headcni.mesh.headscale_info#module:routes) has them.
+    description: The routes, RV(headcni.mesh.headscale_info#module:routes).
     type: list
     elements: dict
     required: true
@@ -34,8 +34,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: By the name of the node, the sentences C(problems), which stop a run, and C(notes).
-    A node without any is left out.
+  description: By name of the node, the sentences C(problems), which stop a run, and C(notes). A
+    node without any is not included.
   type: dict
 """
 
@@ -55,14 +55,16 @@ def clashes(
     hosts: Sequence[str], hostvars: Mapping[str, Any], routes: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, list[str]]]:
     served = list(_served(routes))
-    beside: dict[tuple[str, ...], list[Served]] = {}  # which are no pods', by the cluster's CIDRs
+    beside: dict[
+        tuple[str, ...], list[Served]
+    ] = {}  # routes outside of the cluster's CIDRs, by those CIDRs
     found = {}
     for host in hosts:
         known = hostvars[host]
         node = known.get("headcni_node_preflight") or {}
         cluster = tuple(node.get("cluster_cidrs") or ())
         if cluster not in beside:
-            beside[cluster] = list(_beside(served, cluster))
+            beside[cluster] = list(_outside_of(served, cluster))
         joined = bool((known.get("tailscale_preflight") or {}).get("node_key"))
         said = _of_node(node, cluster, beside[cluster], joined)
         if any(said.values()):
@@ -82,7 +84,10 @@ def _of_node(
     ]
     if node.get("mode") == "daemon":
         return {"problems": [], "notes": notes}
-    own = [(ip_network(one["network"]), str(one["interface"])) for one in node.get("networks", ())]
+    own = [
+        (ip_network(route["network"]), str(route["interface"]))
+        for route in node.get("networks", ())
+    ]
     notes += [
         f"tailnet: {route.node} serves {route.network}, and this node is in {network} by "
         f"{interface}: the node goes on reaching it directly"
@@ -90,13 +95,13 @@ def _of_node(
         for network, interface in own
         if _overlap(route.network, network)
     ]
-    # A node that has joined already is reached as it is now.
+    # The controller reaches a node that has already joined, so nothing will change for it.
     problems = [] if joined else list(_lost_controller(served, own, node.get("controller")))
     return {"problems": problems, "notes": notes}
 
 
 def _served(routes: Sequence[Mapping[str, Any]]) -> Iterator[Served]:
-    """Without those of exit nodes, which a node must choose."""
+    """Without the routes of exit nodes, which a node uses only if it chooses to."""
     for route in routes:
         if route.get("served"):
             network = ip_network(route["route"])
@@ -104,8 +109,8 @@ def _served(routes: Sequence[Mapping[str, Any]]) -> Iterator[Served]:
                 yield Served(network, str(route["node"]))
 
 
-def _beside(served: Sequence[Served], cluster: Sequence[str]) -> Iterator[Served]:
-    cidrs = [ip_network(one) for one in cluster]
+def _outside_of(served: Sequence[Served], cluster: Sequence[str]) -> Iterator[Served]:
+    cidrs = [ip_network(cidr) for cidr in cluster]
     for route in served:
         if not any(
             _overlap(route.network, cidr) and route.network.prefixlen >= cidr.prefixlen
@@ -133,8 +138,8 @@ def _lost_controller(
             )
 
 
-def _overlap(one: Network, other: Network) -> bool:
-    return one.version == other.version and one.overlaps(other)
+def _overlap(network: Network, other: Network) -> bool:
+    return network.version == other.version and network.overlaps(other)
 
 
 class FilterModule:

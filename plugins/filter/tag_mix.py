@@ -1,38 +1,38 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Find out whether only some nodes of the mesh have its tag."""
+"""Check whether only some nodes of the mesh have its tag."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tag_mix
-short_description: Whether only some nodes have the mesh's tag
+short_description: Check whether only some nodes have the mesh's tag
 version_added: 0.1.0
 description:
-  - Nodes that have the mesh's tag accept pods' routes only from peers that have it, too. This says
-    in words which nodes they would refuse.
-  - A node's tags are what its preflight has found, C(tailscale_preflight.joined_tags). A node that
-    has yet to log in gets the tag with its key, unless C(tailscale_auth_key) is given.
+  - Nodes with the mesh's tag accept pod routes only from peers that have the tag, too. The result
+    names the nodes whose routes they would refuse.
+  - A node's tags are those that preflight has found, C(tailscale_preflight.joined_tags). A node
+    that has not logged in yet gets the tag with its key, unless C(tailscale_auth_key) is given.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
   - headcni.mesh.hosts
 options:
   tags:
-    description: The mesh's tags, any of which is enough. An empty list stands for any peer.
+    description: The mesh's tags. A node needs one of them. An empty list accepts any peer.
     type: list
     elements: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Refuse nodes with and without the tag in one mesh
+- name: Refuse a mesh in which only some nodes have the tag
   ansible.builtin.assert:
     that: ansible_play_hosts_all | headcni.mesh.tag_mix(hostvars, ['tag:headcni']) == ''
 """
 
 RETURN = r"""
 _value:
-  description: What is wrong, and how to put it right; empty if nothing is.
+  description: The problem and how to solve it. Empty if there is none.
   type: str
 """
 

@@ -1,14 +1,14 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What is wrong with the names of the variables that an inventory sets."""
+"""Check the names of the variables that an inventory sets."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: variable_names
-short_description: Find former, contradictory and useless variables
+short_description: Find old, contradictory and ineffective variables
 version_added: 0.2.0
 description:
-  - Warns about variables that have another name now. Each works for one more release.
+  - Warns about variables that have been renamed. The old names work for one more release.
   - Finds nodes with two different modes, modes that do not exist, and a C(headcni_hosts)
     that has no effect.
 author:
@@ -23,14 +23,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Show what is wrong
+- name: Show the problems
   ansible.builtin.debug:
     msg: "{{ (ansible_play_hosts_all | headcni.mesh.variable_names(hostvars, groups)).problems }}"
 """
 
 RETURN = r"""
 _value:
-  description: C(problems) stop a run, and C(former) are the former names that are in use.
+  description: C(problems), which stop a run, and C(former), the old names that are in use.
   type: dict
 """
 
@@ -42,7 +42,7 @@ from ansible_collections.headcni.mesh.plugins.filter.mesh_hosts import matched
 from ansible_collections.headcni.mesh.plugins.module_utils.shared.modes import MODES
 from ansible_collections.headcni.mesh.plugins.plugin_utils.former_names import FORMER
 
-MOST = 8  # a mistake in a group's variables is the same for all of its hosts
+MOST = 8  # names to show; a mistake in a group's variables concerns all of its hosts
 
 
 def variable_names(
@@ -87,7 +87,7 @@ def _of_mode(known: Mapping[str, Any]) -> list[str]:
 def _of_pattern(
     hosts: Sequence[str], hostvars: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Set in an inventory, `headcni_hosts` comes too late to choose the hosts of a play."""
+    """In an inventory `headcni_hosts` comes too late: Ansible has already chosen the hosts."""
     pattern = hostvars.get(hosts[0], {}).get("headcni_hosts") if hosts else None
     if not pattern or set(hosts) <= set(matched(groups, str(pattern))):
         return []

@@ -1,15 +1,15 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What runs on each node, before and after an upgrade, as a table to be read."""
+"""A table of the versions on each node before and after an upgrade."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: version_summary
-short_description: A table of what runs on each node
+short_description: Make a table of the versions on each node
 version_added: 0.1.0
 description:
-  - A line for each node, of what C(playbooks/upgrade.yml) or C(playbooks/rollback.yml) has found
-    and done.
+  - One line per node, with what C(playbooks/upgrade.yml) or C(playbooks/rollback.yml) has found and
+    done.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -17,14 +17,14 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: Show it
+- name: Show the versions on each node
   ansible.builtin.debug:
     msg: "{{ ansible_play_hosts_all | headcni.mesh.version_summary(hostvars) }}"
 """
 
 RETURN = r"""
 _value:
-  description: Lines to be shown.
+  description: The lines of the table.
   type: list
   elements: str
 """
@@ -55,7 +55,7 @@ def _change(before: Any, after: Any) -> str:
 
 
 def _state(known: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    problem, back = known.get("headcni_problem"), known.get("headcni_back_problem")
+    problem, back = known.get("headcni_problem"), known.get("headcni_restore_problem")
     if problem and back:
         return f"FAILED, and NOT PUT BACK ({back}). It failed at: {problem}"
     if problem:

@@ -2,8 +2,8 @@
 """Which container runtimes run on this node, and where each of them looks for CNI plugins and
 networks.
 
-A running process decides which configuration counts: a file of a runtime that does not run says
-nothing. What cannot be read is told, and never guessed.
+A running process decides which configuration is used: the files of a runtime that does not run do
+not matter. What cannot be read is reported, never guessed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Tuple
 
 from . import toml_reader
 
-# What all of them use by default.
+# The default of all runtimes.
 BIN_DIRS: tuple[str, ...] = ("/opt/cni/bin",)
 CONF_DIR = "/etc/cni/net.d"
 MIGRATION = "docs/k3s.md#from-flannel"
 _MOST_FILES = 64  # of one runtime's configuration
 _MOST_BYTES = 512 << 10
 _RANCHER = "/agent/etc/containerd/config.toml"  # below the data directory of k3s and RKE2
-# The section with the runtime's own settings, by the version that a configuration says it has.
+# The section with the runtime's own settings, by the version of the configuration.
 _CRI_SECTION = {
     1: "cri",
     2: "io.containerd.grpc.v1.cri",
@@ -37,19 +37,19 @@ File = Tuple[str, Mapping[str, Any]]  # its path and content
 
 
 class Runtime(NamedTuple):
-    """A container runtime that runs here."""
+    """A container runtime that runs on this node."""
 
     name: str  # containerd, k3s, RKE2, CRI-O
-    source: str  # the file that says so; empty if none does
+    source: str  # the configuration file; empty if there is none
     bin_dirs: tuple[str, ...] = BIN_DIRS
     conf_dir: str = CONF_DIR
     socket: str = ""
-    network: str = ""  # the only network it uses, by name; empty if it takes the first
+    network: str = ""  # the name of the only network that it uses; empty if it uses the first one
     serves_pods: bool = True  # whether kubelet and crictl can use it
-    certain: bool = True  # whether its files leave no doubt
+    certain: bool = True  # whether its files are unambiguous
     notes: tuple[str, ...] = ()
-    program: str = ""  # the file that runs; programs that belong to it may be beside it
-    sandbox_image: str = ""  # what every pod starts from; empty if its files do not say
+    program: str = ""  # its program; related programs may be in the same directory
+    sandbox_image: str = ""  # the pause image; empty if its files do not name it
 
     @property
     def runs_flannel(self) -> bool:
@@ -75,7 +75,7 @@ class Process(NamedTuple):
 
 
 def running(root: str = "/") -> list[Runtime]:
-    """Every container runtime of this node, but for those inside containers."""
+    """Every container runtime of this node, except those inside containers."""
     found = []
     for process in processes(("containerd", "crio"), root):
         if process.name == "crio":
@@ -86,8 +86,8 @@ def running(root: str = "/") -> list[Runtime]:
 
 
 def of_kubelet(runtimes: Sequence[Runtime], root: str = "/") -> list[Runtime]:
-    """Those that start pods, as far as that can be told: k3s' own, or the one that kubelet was told
-    to use. All of them, if there is no kubelet yet."""
+    """The runtimes that start pods, as far as that is known: k3s' own, or the one that kubelet
+    is configured to use. All of them, if there is no kubelet yet."""
     for runtime in runtimes:
         if runtime.name in ("k3s", "RKE2"):
             return [runtime]
@@ -108,7 +108,7 @@ def compare(
     conf_dir: str,
     network: str,
 ) -> tuple[list[str], list[str]]:
-    """What keeps the runtimes from using our plugins and our conflist: problems, and notes."""
+    """Problems and notes: what prevents the runtimes from using our plugins and our conflist."""
     problems: list[str] = []
     notes: list[str] = []
     agreeing = [one for one in deciding if not _differences(one, bin_dirs, conf_dir, network)]
@@ -163,7 +163,7 @@ def _same(path: str) -> str:
 
 
 def processes(names: Sequence[str], root: str = "/") -> list[Process]:
-    """Those of this node by these names, but for those inside containers."""
+    """The processes of this node with these names, except those inside containers."""
     proc = _at(root, "/proc")
     here = _link(os.path.join(proc, "self/ns/pid"))
     return [
@@ -217,7 +217,7 @@ def _containerd(process: Process, root: str) -> Runtime:
             certain = False
     merged = _merged(process, path, root) if name == "containerd" else None
     if merged is not None:
-        # It knows its own defaults, too: that of Debian 13 looks in /usr/lib/cni by itself.
+        # It also knows its own defaults: containerd of Debian 13 uses /usr/lib/cni by default.
         files, unread, certain = [(path, merged)], [], True
         bin_dirs, conf_dir, _unused = _looks(files)
         found = bin_dirs, conf_dir, found[2] if found[:2] == (bin_dirs, conf_dir) else ""

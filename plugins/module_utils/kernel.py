@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What this node's kernel can do, found out by asking it rather than by its version.
+"""What this node's kernel supports. This is tested instead of derived from its version.
 
-Links are tried out in a network namespace that exists for a moment, so the node itself is only
-looked at. Only the standard library is used: a node has neither pyroute2 nor, perhaps, `ip` yet.
+Links are created in a temporary network namespace, so the node itself is only read. Only the
+standard library is used: the node has no pyroute2, and may not have `ip` yet.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _IFNAME, _LINKINFO, _KIND = 3, 18, 1
 
 
 class Route(NamedTuple):
-    """A route of the host, its own default routes left out."""
+    """A route of the host. Default routes are not included."""
 
     network: Network
     interface: str
-    connected: bool  # no gateway: the hosts of it are on this link
+    connected: bool  # no gateway: its hosts are on this link
 
 
 def _libc() -> Any:
@@ -42,7 +42,7 @@ def _libc() -> Any:
 
 
 def enter(path: str) -> None:
-    """Go into a network namespace; for a process that does nothing else afterwards."""
+    """Enter a network namespace. For a process that does nothing else afterwards."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc().setns(handle, CLONE_NEWNET) != 0:
@@ -93,7 +93,7 @@ def _attribute(kind: int, data: bytes) -> bytes:
 
 
 def _asked(family: int, kind: int, flags: int, body: bytes) -> int:
-    """The error number that the kernel answers a message with; 0 if it does as asked."""
+    """The error number in the kernel's answer to a message. 0 if it succeeded."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as kernel:
         kernel.settimeout(5)
         kernel.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
@@ -105,7 +105,7 @@ def _asked(family: int, kind: int, flags: int, body: bytes) -> int:
 
 
 def lacks_link(kind: str) -> str:
-    """Why links of a kind (veth, bridge) cannot be made; empty if they can."""
+    """Why links of a kind (veth, bridge) cannot be created. Empty if they can."""
     info = _attribute(_LINKINFO, _attribute(_KIND, kind.encode()))
     body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + _attribute(_IFNAME, b"probe0\0") + info
 
@@ -116,7 +116,7 @@ def lacks_link(kind: str) -> str:
 
 
 def lacks_rules() -> str:
-    """Why there is no policy routing; empty if there is."""
+    """Why there is no policy routing. Empty if there is."""
     body = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
     return _trouble(lambda: _asked(NETLINK_ROUTE, RTM_GETRULE, _REQUEST | _DUMP, body))
 
@@ -143,7 +143,8 @@ def _trouble(work: Callable[[], int]) -> str:
 
 
 def routes(ignore: Callable[[str], bool], proc: str = "/proc/net") -> list[Route]:
-    """Of the main table, and of all tables for IPv6, whose file tells them not apart."""
+    """The routes of the main table; for IPv6 those of all tables, because /proc does not
+    separate them."""
     found = [*_routes4(f"{proc}/route"), *_routes6(f"{proc}/ipv6_route")]
     return [route for route in dict.fromkeys(found) if not ignore(route.interface)]
 
@@ -154,7 +155,7 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP and RTF_REJECT
 def _routes4(path: str) -> Iterator[Route]:
     for line in _lines(path)[1:]:
         fields = line.split()
-        # A route that rejects leads to nobody; the routed datapath has one for its own range.
+        # Ignore routes that reject packets; the routed datapath has one for its own range.
         if len(fields) < 8 or int(fields[3], 16) & (_UP | _REJECT) != _UP:
             continue
         address, gateway, mask = (int(fields[at], 16).to_bytes(4, "little") for at in (1, 2, 7))
@@ -183,8 +184,8 @@ def _lines(path: str) -> list[str]:
 def clashes(
     cidrs: Sequence[Network], among: Sequence[Route], allowed: Sequence[Network]
 ) -> Iterator[tuple[Network, Route]]:
-    """Routes of the host that pods would take hosts away from. A wide route by way of a gateway is
-    none: the pods' is the narrower one, and wins."""
+    """Routes of the host to hosts that pods would hide. A wider route through a gateway is not
+    included: the pods' route is narrower and takes precedence."""
     for cidr in cidrs:
         for route in among:
             if route.network in allowed or route.network.version != cidr.version:
@@ -195,7 +196,7 @@ def clashes(
 
 
 def is_bridge(name: str, sys_net: str = "/sys/class/net") -> bool | None:
-    """None if there is no such interface."""
+    """None if the interface does not exist."""
     path = os.path.join(sys_net, name)
     return os.path.isdir(os.path.join(path, "bridge")) if os.path.exists(path) else None
 
@@ -207,7 +208,7 @@ def interfaces(sys_net: str = "/sys/class/net") -> list[str]:
 
 
 class Holder(NamedTuple):
-    """Who has a port, as far as it can be told."""
+    """The program that holds a port, as far as it is known."""
 
     pid: int
     command: str
@@ -217,7 +218,7 @@ class Holder(NamedTuple):
 
 
 def port_holder(address: str, port: int, protocol: str = "tcp") -> Holder | None:
-    """Who holds this port on this address; None if it is free."""
+    """The program that holds this port on this address. None if it is free."""
     six = ":" in address
     kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
     with socket.socket(socket.AF_INET6 if six else socket.AF_INET, kind) as probe:
@@ -255,7 +256,7 @@ def _holder(port: int, protocol: str) -> Holder:
 
 
 def _program(words: Sequence[str]) -> str:
-    """Of an interpreter and its script, the script."""
+    """For an interpreter and its script, the script."""
     first = os.path.basename(words[0]) if words else ""
     if first.startswith("python"):
         script = next((word for word in words[1:] if word and not word.startswith("-")), "")
@@ -264,7 +265,7 @@ def _program(words: Sequence[str]) -> str:
 
 
 def legacy_filter() -> bool:
-    """Whether the older iptables has a filter table; to ask does not load its module."""
+    """Whether iptables-legacy has a filter table. Reading this does not load its module."""
     for name in ("ip_tables_names", "ip6_tables_names"):
         try:
             with open(f"/proc/net/{name}", encoding="ascii") as file:

@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What the daemon on this node says about itself, over its monitor."""
+"""Read the daemon's own report from its monitor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Readiness(NamedTuple):
 
 
 def ready(address: str, port: int) -> Readiness:
-    """Every condition by name; a daemon that does not answer is not ready."""
+    """Every condition by name. A daemon that does not answer is not ready."""
     try:
         said = json.loads(_get(address, port, "/ready?format=json"))
         conditions = [
@@ -37,7 +37,7 @@ def ready(address: str, port: int) -> Readiness:
 
 
 def version(address: str, port: int, path: str = "/metrics") -> str:
-    """Of the daemon that runs, which need not be the one that is installed."""
+    """The version of the running daemon, which may differ from the installed one."""
     try:
         text = _get(address, port, path).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):

@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What every module on a node needs: to be on Linux, to be root, and to ask systemd."""
+"""Shared by all modules that run on a node: require Linux and root, and talk to systemd."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-SECONDS = 120  # for systemctl; units have time-outs of their own
+SECONDS = 120  # for systemctl; units have their own timeouts
 
 
 class NodeError(Exception):
-    """Something on the node stands in the way; the message says what and what to do."""
+    """Something on the node prevents this. The message says what, and what to do."""
 
 
 def unsupported() -> str:
@@ -47,15 +47,15 @@ def secrets_of(environment: Mapping[str, Any]) -> list[str]:
 
 
 class Unit(NamedTuple):
-    """A unit as systemd has it."""
+    """A unit as systemd reports it."""
 
     name: str
     load: str  # loaded, not-found, …
     active: str  # active, inactive, failed, activating, …
     enabled: str  # enabled, disabled, …
     pid: int
-    changed_at: float  # when its state last changed, a reload counts; 0 if never
-    stale: bool  # its file on disk is newer than what systemd read
+    changed_at: float  # when its state last changed, reloads included; 0 if never
+    stale: bool  # its file on disk is newer than the one that systemd has read
 
     @property
     def is_active(self) -> bool:
@@ -85,7 +85,7 @@ def systemctl(*arguments: str, seconds: float = SECONDS) -> subprocess.Completed
 def run_bounded(
     argv: Sequence[str], environ_update: Any = None, seconds: float = 30
 ) -> tuple[int, str, str]:
-    """Like AnsibleModule.run_command, but a program that hangs or is missing has failed."""
+    """Like AnsibleModule.run_command, but a program that hangs or is missing counts as failed."""
     try:
         done = subprocess.run(
             list(argv),
@@ -131,7 +131,7 @@ def unit(name: str) -> Unit:
 
 
 def order(verb: str, *names: str) -> None:
-    """systemctl start, stop and so on; a failure brings what the unit said last."""
+    """systemctl start, stop and so on. If it fails, the error quotes the unit's last messages."""
     done = systemctl(verb, *names)
     if done.returncode == 0:
         return
@@ -144,7 +144,7 @@ def order(verb: str, *names: str) -> None:
 
 
 def last_words(names: Sequence[str], lines: int = 10, pid: int = 0) -> list[str]:
-    """The end of the journal, without what systemd itself says; of one process, if it is given."""
+    """The end of the journal without systemd's own messages; of one process, if it is given."""
     command = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", "--boot=0"]
     command += [f"--identifier={name.partition('.')[0]}" for name in names]
     command += [f"_PID={pid}"] if pid else []

@@ -146,6 +146,12 @@ def source_of(text: str) -> str:
     return found[1] if found else "config"
 
 
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Empty if it is not a mapping: the check of the configuration reports that."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def pruned(config: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is not given: null, "", and sections with nothing in them."""
     found: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The directories that HeadCNI writes to: whether there is room, whether they can be written to and
-run from, and whose the files are that stand in the way. Nothing is changed to find that out."""
+"""Check the directories that HeadCNI writes to: free space, permissions, noexec mounts, and
+files of other programs in the way. Changes nothing."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def cannot_write(directory: str) -> int:
     except OSError as problem:
         if problem.errno not in _NO_TMPFILE:
             return problem.errno or errno.EIO
-        # The file system has no such files; for root this asks for flags and mounts alone.
+        # The file system has no unnamed files. For root, access() checks flags and mounts.
         return 0 if os.access(directory, os.W_OK) else errno.EPERM
     return 0
 
 
 def noexec(path: str) -> list[str]:
-    """Links to our programs may be on such a file system, but not the programs."""
+    """A noexec file system may contain links to our programs, but not the programs themselves."""
     there = existing(path)
     if not os.path.exists(there) or not os.statvfs(there).f_flag & os.ST_NOEXEC:
         return []
@@ -88,7 +88,7 @@ def noexec(path: str) -> list[str]:
 
 
 def in_the_way(folders: Sequence[str], owner: Owner) -> list[str]:
-    """Programs of others by the names of ours."""
+    """Programs of others that have the names of ours."""
     wrong = []
     for folder in folders:
         for name in (*node_release.PROGRAMS, node_release.COMMAND):
@@ -101,7 +101,7 @@ def in_the_way(folders: Sequence[str], owner: Owner) -> list[str]:
 
 
 def tailscale(owner_runs: bool, path: str = _TAILSCALED) -> list[str]:
-    """Whether tailscaled can be put where it belongs, unless it is there or runs already."""
+    """Whether tailscaled can be installed in its directory, unless it is there or runs already."""
     folder = os.path.dirname(path)
     if owner_runs or os.path.exists(path) or not os.path.isdir(folder) or not cannot_write(folder):
         return []

@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What kind of machine this node is, as far as that decides whether pods will work: containers
-without a TUN device, libraries and programs, SELinux, cgroups, and whether its clock is kept.
+"""What kind of machine the node is, as far as it matters for pods: containers without a TUN device,
+libraries and programs, SELinux, cgroups, and clock synchronisation.
 
-The kernel itself is looked at by `kernel`, and the directories that we write to by `node_places`.
+`kernel` checks the kernel itself, and `node_places` the directories that we write to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .node_release import PYTHON
 
 LIBRARY = "libnftables.so.1"  # as the runtime loads it, in datapath/nft.py
 PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# By the paths that headcni-tailscaled.service runs them by.
+# With the paths in headcni-tailscaled.service.
 _LEAD_INTO_THE_NAMESPACE = ("/usr/bin/nsenter", "/usr/bin/setpriv")
 _FOR_OPERATORS = {"ip": "iproute2 (iproute on RHEL and kin)", "nft": "nftables"}
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex
@@ -27,7 +27,7 @@ _UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex
 
 
 def container(root: str = "/") -> str:
-    """The kind of container that this node is, by systemd's word for it; empty for a machine."""
+    """The kind of container that this node is, in systemd's terms. Empty for a machine."""
     found = _read(os.path.join(root, "run/systemd/container"))
     if found:
         return found
@@ -36,7 +36,7 @@ def container(root: str = "/") -> str:
 
 
 def tun_fix(kind: str) -> str:
-    """What gives a node of this kind its /dev/net/tun."""
+    """How to give a node of this kind its /dev/net/tun."""
     if kind == "lxc":
         return (
             "add to the container's configuration on its host (Proxmox: /etc/pve/lxc/ID.conf) "
@@ -52,7 +52,7 @@ def tun_fix(kind: str) -> str:
 
 
 def module_fix(module: str, kind: str) -> str:
-    """What gives a node of this kind a kernel module."""
+    """How to give a node of this kind a kernel module."""
     if kind:
         return f"load the module {module} on the machine that runs this {kind} container"
     return f"load the module {module}: modprobe {module}, and put it into /etc/modules-load.d"
@@ -62,7 +62,7 @@ def module_fix(module: str, kind: str) -> str:
 
 
 def lacks_library(python: str = PYTHON, library: str = LIBRARY) -> list[str]:
-    """Why the runtime could not load libnftables, with the interpreter that runs it."""
+    """Why the runtime could not load libnftables, with the interpreter that it uses."""
     question = f"import ctypes; ctypes.CDLL({library!r}).nft_ctx_new"
     try:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def lacks_library(python: str = PYTHON, library: str = LIBRARY) -> list[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return []  # the check of Python itself says so
+        return []  # the check of Python reports it
     if done.returncode == 0 or "No module named" in done.stderr:
         return []
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -84,8 +84,8 @@ def lacks_library(python: str = PYTHON, library: str = LIBRARY) -> list[str]:
 
 
 def lacks_programs(mode: str, root: str = "/") -> list[str]:
-    """Those that a service of ours runs. The runtime and tailscaled themselves talk to the kernel
-    without `ip`, `nft` or `iptables`."""
+    """The programs that our services run. The runtime and tailscaled talk to the kernel without
+    `ip`, `nft` or `iptables`."""
     if mode != "daemon":
         return []
     missing = [
@@ -132,7 +132,7 @@ def cgroup_notes(root: str = "/") -> list[str]:
 
 
 def clock_notes(status: int | None) -> list[str]:
-    """Of what `clock_status` says."""
+    """Notes about the result of `clock_status`."""
     if status is None or not status & _UNSYNCHRONISED:
         return []
     return [
@@ -151,7 +151,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock_status() -> int | None:
-    """The kernel's flags of its clock; None if it does not tell. Nothing is changed."""
+    """The kernel's status flags of its clock. None if it does not return them. Changes nothing."""
     with suppress(OSError, AttributeError):
         asked = _Timex()
         if ctypes.CDLL(None).adjtimex(ctypes.byref(asked)) >= 0:

@@ -29,13 +29,13 @@ from . import node_shim
 from .node_shim import content_of
 
 ROOT = "/opt/headcni"
-PYTHON = "/usr/bin/python3"  # what the programs' first line says
+PYTHON = "/usr/bin/python3"  # as in the first line of the programs
 OLDEST_PYTHON = (3, 9)
-PROGRAMS = ("headcni", "headcni-ipam")  # what a container runtime calls
+PROGRAMS = ("headcni", "headcni-ipam")  # the programs that a container runtime calls
 COMMAND = "headcnictl"
-LOOPBACK = "loopback"  # containerd calls it for each pod, and brings none
+LOOPBACK = "loopback"  # containerd calls it for each pod, but does not include it
 UNIT_DIR = "/etc/systemd/system"
-FEWEST = 2  # releases to keep, so that one can go back
+FEWEST = 2  # releases to keep, so that a roll-back is possible
 
 # Where distributions and k3s keep the CNI project's own plugins.
 PLUGIN_DIRS = (
@@ -52,12 +52,12 @@ _LARGEST = 256 << 20  # unpacked; a real one has some 10 MB
 
 
 class ReleaseError(Exception):
-    """The release cannot be installed; the message says why and what to do."""
+    """The release cannot be installed. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One that is installed."""
+    """An installed release."""
 
     name: str
     version: str
@@ -70,7 +70,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the node should have, beside the release itself."""
+    """What the node should have in addition to the release itself."""
 
     bin_dirs: Sequence[str] = ("/opt/cni/bin",)
     command_dir: str = "/usr/local/bin"
@@ -82,7 +82,8 @@ class Wanted:
 
 @dataclass
 class Steps:
-    """What is done, or would be: a line as it was and a line as it will be, for each."""
+    """What is or would be done: for each change, a line with the old state and a line with the
+    new one."""
 
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -110,7 +111,8 @@ class Python:
 
 
 def ask_python(path: str = PYTHON) -> Python:
-    """The interpreter that runs the programs: its version, and that it has what they import."""
+    """The interpreter that runs the programs. Checks its version, and that it has what they
+    import."""
     question = (
         "import sys, json\n"
         "missing = []\n"
@@ -143,7 +145,7 @@ def ask_python(path: str = PYTHON) -> Python:
 
 
 def installed(root: str = ROOT) -> list[Release]:
-    """Every whole release, the latest to be installed last."""
+    """Every complete release, in the order of installation."""
     folder = os.path.join(root, "releases")
     found = []
     for name in _names(folder):
@@ -162,12 +164,12 @@ def current(root: str = ROOT) -> Release | None:
 
 
 def foretold(version: str, digest: str, root: str = ROOT) -> Release:
-    """What ``install`` would make, for check mode."""
+    """The release that ``install`` would create, for check mode."""
     return Release(version, version, digest, os.path.join(root, "releases", f".{version}"))
 
 
 def find(releases: Sequence[Release], version: str, digest: str) -> Release | None:
-    """By digest, where one is given; else by its name, or by a version that only one has."""
+    """By digest, if one is given. Otherwise by name, or by a version that only one release has."""
     if digest:
         return next(
             (one for one in releases if (one.version, one.digest) == (version, digest)), None
@@ -179,7 +181,8 @@ def find(releases: Sequence[Release], version: str, digest: str) -> Release | No
 def install(
     tarball: str, version: str, digest: str, root: str = ROOT, python: str = PYTHON
 ) -> Release:
-    """Unpack, compile, try out, and only then give it its name. `current` stays as it is."""
+    """Unpack, compile and test the release, and only then give it its name. Does not change
+    `current`."""
     ask_python(python)
     content = _read_once(tarball)
     actual = hashlib.sha256(content).hexdigest()
@@ -200,10 +203,10 @@ def install(
         compile_release(fresh, path, python)
         try_out(fresh, version, python)
         _write(os.path.join(fresh, _DIGEST_FILE), f"{digest}\n".encode(), 0o644)
-        # A power cut must not leave a name with empty files behind it.
+        # After a power cut, a release with its final name must not contain empty files.
         _run(["sync", "-f", fresh], 120)
         if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)  # the same build, of which somebody took parts away
+            shutil.rmtree(path)  # the same build, but somebody has removed parts of it
         os.rename(fresh, path)
     return Release(name, version, digest, path)
 
@@ -214,7 +217,8 @@ def is_compiled(release: Release, interpreter: Python) -> bool:
 
 
 def compile_release(path: str, as_if: str, python: str = PYTHON) -> None:
-    """For this interpreter. Never checked against the sources, which never change."""
+    """For this interpreter. Python never checks the compiled files against the sources, which do
+    not change."""
     command = [python, "-IS", "-m", "compileall", "-q", "-j", "0"]
     command += ["--invalidation-mode", "unchecked-hash", "-s", path, "-p", as_if]
     done = _run([*command, f"{path}/headcni", f"{path}/vendor"], 600)
@@ -223,7 +227,7 @@ def compile_release(path: str, as_if: str, python: str = PYTHON) -> None:
 
 
 def try_out(path: str, version: str, python: str = PYTHON) -> None:
-    """Whether it runs on this node: the plugin's VERSION, the daemon's and the command's."""
+    """Check that it runs on this node: VERSION of the plugin, the daemon and the command."""
     env = {"CNI_COMMAND": "VERSION", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
     shim = os.path.join(path, "python", "headcni")  # the one in bin/ may be native
     if not os.path.exists(shim):
@@ -251,7 +255,7 @@ def _try_firewall(daemon: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def switch(release: Release, root: str = ROOT) -> None:
-    """In one rename: every program is of one release or of the other."""
+    """With one rename, so that all programs always belong to the same release."""
     _link(os.path.join("releases", release.name), os.path.join(root, "current"))
 
 
@@ -279,7 +283,9 @@ def arrange(
             os.makedirs(os.path.dirname(path), exist_ok=True)
             _link(target, path)
     units = []
-    coming = not os.path.isdir(release.path)  # foretold: what its units hold is not known here
+    coming = not os.path.isdir(
+        release.path
+    )  # predicted in check mode: the content of its units is unknown
     for name in unit_names(root) if coming else _names(os.path.join(release.path, "units")):
         path = os.path.join(wanted.unit_dir, name)
         content = content_of(os.path.join(release.path, "units", name))
@@ -301,7 +307,7 @@ def _arrange_shim(release: Release, wanted: Wanted, steps: Steps, *, dry: bool) 
         steps.note("", f"shim: {shim.label}")
     for name in () if dry else outdated:
         _write(os.path.join(release.path, "bin", name), shim.programs[name], 0o755)
-    if outdated and not dry:  # as in install(): a power cut must leave no empty file
+    if outdated and not dry:  # as in install(): a power cut must not leave an empty file
         _run(["sync", "-f", release.path], 120)
 
 
@@ -314,12 +320,12 @@ def shim_of(release: Release, wanted: Wanted) -> node_shim.Shim:
 
 
 def loopback_of(wanted: Wanted, release: Release | None, root: str = ROOT) -> str:
-    """Where the plugin that sets up pods' `lo` comes from; empty if there is none anywhere."""
+    """Where the plugin that sets up pods' `lo` comes from. Empty if there is none."""
     for folder in (*wanted.bin_dirs, *wanted.plugin_dirs):
         if _has_loopback(folder, root):
             return os.path.join(folder, LOOPBACK)
     own = os.path.join(release.path, "bin", LOOPBACK) if release else ""
-    # A release that is only foretold brings one: all of them do by now.
+    # A release that is only predicted includes one, as all releases do now.
     return own if release and (os.path.exists(own) or not os.path.exists(release.path)) else ""
 
 
@@ -339,10 +345,10 @@ def _links(release: Release, wanted: Wanted, root: str) -> dict[str, str]:
     }
     links[os.path.join(wanted.command_dir, COMMAND)] = os.path.join(programs, COMMAND)
     source = loopback_of(wanted, release, root)
-    # A container runtime may look into any one of them alone.
+    # A container runtime may use only one of these directories.
     lacking = [folder for folder in wanted.bin_dirs if not _has_loopback(folder, root)]
     if source and lacking:
-        # By a name under our root, so that it is known to be ours when we go.
+        # Linked through our own root, so that we recognise it as ours when we remove it.
         ours = os.path.join(root, "plugins", LOOPBACK)
         inside = source.startswith(release.path + os.sep)
         links[ours] = os.path.join(programs, LOOPBACK) if inside else source
@@ -367,7 +373,7 @@ def _record(links: Iterable[str], root: str) -> None:
 def prune(
     keep: int, steps: Steps, *, root: str = ROOT, dry: bool = False, spare: str = ""
 ) -> list[str]:
-    """Forget all but the latest; never the one in use, nor the one named by `spare`."""
+    """Remove all but the latest releases, but never the one in use or the one named `spare`."""
     used = current(root)
     kept = {spare, used.name if used else ""}
     candidates = [one for one in installed(root) if one.name not in kept]
@@ -481,7 +487,7 @@ def _explained_space(folder: str) -> Iterator[None]:
 
 
 def check_name(text: str) -> str:
-    """A release's name as a path may hold it."""
+    """A release's name that is safe in a path."""
     if not _NAME.match(text):
         raise ReleaseError(f"version: {text!r}, expected one such as 0.1.0")
     return text
@@ -543,7 +549,7 @@ def _last_line(text: str) -> str:
 
 
 def report(root: str = ROOT) -> dict[str, Any]:
-    """For results: what is installed, and which of it is in use."""
+    """For results: the installed releases, and the one in use."""
     used = current(root)
     return {
         "installed": [one.as_dict() for one in installed(root)],

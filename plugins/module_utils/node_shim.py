@@ -18,7 +18,7 @@ from dataclasses import dataclass
 PROGRAMS = ("headcni", "headcni-ipam", "loopback")
 SECONDS = 30
 
-# What `uname -m` says, and the binary for it.
+# The output of `uname -m`, and the binary for it.
 BINARIES = {
     "aarch64": "aarch64",
     "armv6l": "arm",
@@ -36,16 +36,16 @@ BINARIES = {
 
 
 class ShimError(Exception):
-    """The release's native shim cannot be trusted; the message says why and what to do."""
+    """The release's native shim cannot be trusted. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Shim:
-    """What is to be started: the program of each name, and how to call that."""
+    """The shim to start: the program for each name, and its label."""
 
     programs: dict[str, bytes]
     label: str  # as in "native (x86_64)"
-    problem: str = ""  # why it is not the native one that was asked for
+    problem: str = ""  # why it is not the native shim, although that was wanted
 
     @property
     def is_native(self) -> bool:
@@ -72,7 +72,7 @@ def choose(release: str, wanted: bool, machine: str = "") -> Shim:
 
 
 def outdated(release: str, shim: Shim) -> list[str]:
-    """The programs in bin/ that are something else; none for a release that has only Python's."""
+    """The programs in bin/ that are not this shim. None for a release that has only Python's."""
     return [
         name
         for name, content in shim.programs.items()
@@ -99,7 +99,8 @@ def _verified(release: str, name: str) -> bytes:
 
 
 def _trouble(path: str) -> str:
-    """Why it does not run here. Outside of a bin directory it only says where it belongs."""
+    """Why the native shim does not run on this machine. Outside of a bin directory it only
+    prints a hint."""
     try:
         done = subprocess.run(
             [path],

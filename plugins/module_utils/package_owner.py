@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Which package a file belongs to, whatever packages a node has."""
+"""Find the package that a file belongs to, with any package manager."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable
 
 Run = Callable[..., "tuple[int, str, str]"]  # AnsibleModule.run_command, or node.run_bounded
 _QUIET = {"LC_ALL": "C"}
-# How each manager is asked, and where the package's name is in what it says.
+# The command of each package manager, and where its output has the package's name.
 _MANAGERS: tuple[tuple[str, tuple[str, ...], Callable[[str], str]], ...] = (
     ("/usr/bin/dpkg-query", ("--search",), lambda said: said.partition(":")[0]),
     ("/usr/bin/rpm", ("--query", "--file", "--queryformat=%{NAME}"), str),
@@ -18,7 +18,7 @@ _MANAGERS: tuple[tuple[str, tuple[str, ...], Callable[[str], str]], ...] = (
 
 
 def package_owner(run: Run, path: str) -> str:
-    """The name of the package; empty if the file belongs to none."""
+    """The name of the package. Empty if the file belongs to none."""
     for tool, arguments, name_in in _MANAGERS:
         if os.path.exists(tool):
             code, out, _unused = run([tool, *arguments, path], environ_update=_QUIET)

@@ -1,7 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What kubelet tells pods of its cluster: who resolves names, and in which domain.
+"""What kubelet tells pods about their cluster: the DNS servers and the domain.
 
-A node's own kubelet is asked, by its arguments and files, so no key to the cluster is needed.
+This comes from the arguments and files of the node's own kubelet, so no credentials for the cluster
+are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from . import container_runtimes
 from .container_runtimes import Process
 
 _RANCHER = ("/var/lib/rancher/k3s", "/var/lib/rancher/rke2")
-_EMBEDDED = ("k3s", "k3s-server", "k3s-agent")  # kubelet is a part of these processes
+_EMBEDDED = ("k3s", "k3s-server", "k3s-agent")  # these processes include kubelet
 _MOST_FILES = 64
 _MOST_BYTES = 512 << 10
 _TENTH = 10  # kubeadm, k3s and RKE2 give this address of the service range to the cluster's DNS
@@ -30,7 +31,7 @@ class ClusterNames(NamedTuple):
 
 
 def names(service_ranges: Sequence[str], root: str = "/") -> ClusterNames | None:
-    """None if no kubelet runs here. Without servers if nothing says who they are."""
+    """None if no kubelet runs on this node. Without servers if nothing names them."""
     kubelets = container_runtimes.processes(("kubelet", *_EMBEDDED), root)
     if not kubelets:
         return None
@@ -49,14 +50,14 @@ def names(service_ranges: Sequence[str], root: str = "/") -> ClusterNames | None
 
 
 def kubernetes_service(service_ranges: Sequence[str]) -> list[str]:
-    """Where the API server is a service: always the first address of the range."""
+    """The address of the service `kubernetes`: always the first address of the range."""
     with suppress(ValueError, IndexError):
         return [str(ip_network(one)[1]) for one in service_ranges]
     return []
 
 
 def _files(process: Process, root: str) -> Iterator[str]:
-    """Later ones win."""
+    """Later files take precedence."""
     config = process.option("--config")
     if not config and process.name == "kubelet":
         config = "/var/lib/kubelet/config.yaml"
@@ -86,7 +87,7 @@ def _settings(text: str) -> tuple[list[str], str]:
         found = found if isinstance(found, dict) else {}
         return _addresses(str(found.get("clusterDNS", ""))), str(found.get("clusterDomain") or "")
     domain = re.search(r"(?m)^clusterDomain:[ \t]*[\"']?([\w.-]+)", text)
-    # A list in brackets, or a line for each.
+    # A list in brackets, or one entry per line.
     servers = re.search(r"(?m)^clusterDNS:\s*(\[[^]]*\]|(?:\s*-[^\n]*)+)", text)
     return _addresses(servers[1] if servers else ""), domain[1] if domain else ""
 

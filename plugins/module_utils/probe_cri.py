@@ -1,9 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
 """A pod that the node's own container runtime starts, over CRI and with crictl.
 
-It is the runtime's sandbox alone, without a container: its network is set up just as for any pod,
-and it needs no image but the one that every pod starts from. That one is never fetched: a node
-should be left as it was found.
+It is only a sandbox without a container: its network is set up as for any pod, and it needs no
+image except the pause image. That image is never downloaded, so that the node stays as it was.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FOLDERS = (
     "/opt/cni/bin",
 )
 _KUBELETS = ("kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent")
-# How containerd and CRI-O say that the network is to blame.
+# How containerd and CRI-O report that the network is the cause.
 _NETWORK = re.compile(r"\bcni\b|network", re.IGNORECASE)
 _IMAGE = re.compile(
     r"(get|pull|ensure)\w* (the )?(sandbox|pause|infra) (image|container image)"
@@ -39,7 +38,7 @@ _IMAGE = re.compile(
 
 
 class NotCheckedError(Exception):
-    """The runtime could not be asked to start a pod; the message says why, and what to do."""
+    """The runtime could not be asked to start a pod. The message says why and what to do."""
 
 
 class Sandbox(NamedTuple):
@@ -63,12 +62,12 @@ def chosen(root: str = "/") -> Runtime:
 
 
 def has_kubelet(runtime: Runtime, root: str = "/") -> bool:
-    """kubelet ends every pod that it has not started itself, within seconds."""
+    """kubelet ends every pod that it has not started itself within seconds."""
     return runtime.name in ("k3s", "RKE2") or bool(container_runtimes.processes(_KUBELETS, root))
 
 
 def command(runtime: Runtime, given: str = "") -> list[str]:
-    """crictl with the options that lead it to this runtime."""
+    """crictl with the options for this runtime."""
     beside = os.path.dirname(runtime.program)
     found = given or shutil.which("crictl", path=os.pathsep.join(filter(None, (*_FOLDERS, beside))))
     if not found or not os.access(found, os.X_OK):
@@ -84,7 +83,7 @@ def command(runtime: Runtime, given: str = "") -> list[str]:
 def start(
     runtime: Runtime, crictl: Sequence[str], host_port: int, home: str = probe_pod.HOME
 ) -> Sandbox:
-    """A ProbeError has the runtime's own words."""
+    """Start a sandbox. A ProbeError quotes the runtime."""
     info = _info(runtime, crictl)
     _see_image(runtime, crictl, info)
     config = os.path.join(home, "sandbox.json")
@@ -103,7 +102,7 @@ def sandbox_config(
     name, _unused, value = probe_pod.LABEL.partition("=")
     linux = {}
     if runtime.name != "CRI-O" and _systemd_cgroups(info):
-        # Without it runc refuses; CRI-O chooses by itself.
+        # runc requires it; CRI-O chooses one itself.
         linux["cgroup_parent"] = "system.slice"
     mapping = {"container_port": probe_pod.PORT, "host_port": host_port, "protocol": 0}
     return {
@@ -121,7 +120,7 @@ def sandbox_config(
 
 
 def sandbox(shown: Mapping[str, Any]) -> Sandbox:
-    """Of what inspectp shows."""
+    """From the output of inspectp."""
     network = (shown.get("status") or {}).get("network") or {}
     more = [one.get("ip") for one in network.get("additionalIps") or ()]
     addresses = tuple(str(one) for one in (network.get("ip"), *more) if one)
@@ -139,8 +138,8 @@ def sandbox(shown: Mapping[str, Any]) -> Sandbox:
 
 
 def explained(runtime: Runtime, said: str) -> Exception:
-    """What it means that the runtime did not start a pod. Only a lacking image is not the node's
-    fault; the runtime's users would see anything else, too."""
+    """Why the runtime did not start a pod. Only a missing image is not a problem of the node:
+    every other reason affects the node's users, too."""
     if "unknown service runtime" in said:
         return NotCheckedError(
             f"crictl and {runtime.name} speak different versions of CRI ({said}): install the "

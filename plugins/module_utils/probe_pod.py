@@ -22,19 +22,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NAME = "headcni-probe"  # of the namespace, the container and the unit
-PORT = 8473  # what the pod answers on
+NAME = "headcni-probe"  # the name of the namespace, the container and the unit
+PORT = 8473  # the port on which the pod answers
 HOME = f"/run/{NAME}"
 PYTHON = "/usr/bin/python3"
 INTERFACE = "eth0"
 CLONE_NEWNET = 0x40000000
 CALL_SECONDS = 60
 WAIT_SECONDS = 200  # for the pod, before nobody is there to answer in it
-LABEL = "headcni.probe=true"  # of a pod that a runtime has started
+LABEL = "headcni.probe=true"  # in a pod that a runtime has started
 
 
 class ProbeError(Exception):
-    """No pod can be made; the message says why."""
+    """The pod cannot be created. The message says why."""
 
 
 def netns_path() -> str:
@@ -44,7 +44,7 @@ def netns_path() -> str:
 def netconf(
     conf: Mapping[str, Any], plugin: Mapping[str, Any], previous: Any, host_port: int
 ) -> dict[str, Any]:
-    """What a runtime hands to one plugin of a conflist."""
+    """The configuration that a runtime passes to one plugin of a conflist."""
     made = {**plugin, "cniVersion": conf["cniVersion"], "name": conf["name"]}
     made.pop("capabilities", None)
     if plugin.get("capabilities", {}).get("portMappings") and host_port:
@@ -113,7 +113,7 @@ def delete(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> 
 
 
 def crictl(command: Sequence[str], *arguments: str, seconds: float = CALL_SECONDS) -> str:
-    """What it prints. ``command`` is crictl and the options that lead it to the runtime."""
+    """Returns its output. ``command`` is crictl with the options for the runtime."""
     try:
         done = subprocess.run(
             [*command, *arguments],
@@ -133,7 +133,7 @@ def crictl(command: Sequence[str], *arguments: str, seconds: float = CALL_SECOND
 
 
 def runtimes_words(text: str) -> str:
-    """What the runtime said, without what crictl puts around it."""
+    """The runtime's own message, without the text that crictl adds."""
     lines = text.strip().splitlines()
     said = lines[-1] if lines else ""
     said = said.partition("desc = ")[2] or said
@@ -210,7 +210,7 @@ def write_state(state: Mapping[str, Any], home: str = HOME) -> None:
 
 
 def serve(home: str) -> None:
-    """Tell each who connects what address it comes from."""
+    """Answer each connection with the address that it comes from."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not (netns := read_state(home).get("netns")):
         if time.monotonic() > deadline:

@@ -1,13 +1,12 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Which routes are to be approved for which node: from data to data, before anything is asked for.
+"""Which routes to approve for which node: pure computation, before anything is written.
 
-Two nodes that serve the same range become a pair of which only one gets traffic, and which one is
-Headscale's choice. So a range that overlaps another node's is refused, whether the other one has it
-already or is to get it now. The exception is one machine with two identities, as it has while it
-changes from one tailscaled to another: then `same_machine_as` says so.
+If two nodes serve the same range, Headscale treats them as a pair, and only one of them gets
+traffic. So a range that overlaps another node's is refused, whether the other node already has it
+or gets it now. The exception is a machine with two identities, while it moves from one tailscaled
+to another: `same_machine_as` names them.
 
-What is wrong with one node is a Problem of that node alone; whether the others go on is for those
-to say who asked.
+A mistake concerns only its own node (Problem). The caller decides whether the others continue.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ UNEXPLAINED = (
 
 @dataclass(frozen=True)
 class Problem:
-    """What stands in one node's way. `label` is the node's; several may have the same advice."""
+    """What is wrong with one node, named by `label`. Several problems may have the same advice."""
 
     label: str
     kind: str  # as a HeadscaleError has it
@@ -52,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for one node. `label` is what messages call it."""
+    """The routes wanted for one node. `label` is its name in messages."""
 
     label: str
     selector: Mapping[str, str]
@@ -62,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Approval:
-    """What one node has, and is to have. `routes` are those that were asked for."""
+    """The routes that a node has and should have. `routes` are those that were given."""
 
     wanted: Wanted
     node: Node
@@ -76,7 +75,8 @@ class Approval:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What a server of 0.23 to 0.25 cannot approve yet, as the node never advertised it."""
+        """The routes that Headscale 0.23 to 0.25 cannot approve yet, because the node has never
+        advertised them."""
         if self.node.switches is None:
             return ()
         return tuple(route for route in self.after if route not in self.node.switches)
@@ -85,12 +85,12 @@ class Approval:
 @dataclass(frozen=True)
 class Plan:
     approvals: tuple[Approval, ...]
-    coming: tuple[Wanted, ...] = ()  # in check mode, what may be about to join
+    coming: tuple[Wanted, ...] = ()  # in check mode: nodes that may be about to join
     problems: tuple[Problem, ...] = ()  # whose nodes are in neither of these
 
 
 def told(problems: Iterable[Problem]) -> str:
-    """All of them in one line, each advice once, after what it is for."""
+    """All problems in one line. Each advice appears once, after the problems that it solves."""
     whats: dict[str, dict[str, None]] = {}
     for one in problems:
         whats.setdefault(one.advice, {})[one.what] = None
@@ -102,7 +102,7 @@ def told(problems: Iterable[Problem]) -> str:
 
 
 def by_label(problems: Sequence[Problem]) -> dict[str, str]:
-    """What there is to say of each node that has any."""
+    """The problems by the label of their node."""
     of: dict[str, list[Problem]] = {}
     for one in problems:
         of.setdefault(one.label, []).append(one)
@@ -110,7 +110,7 @@ def by_label(problems: Sequence[Problem]) -> dict[str, str]:
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raise them, if there are any."""
+    """Raise the problems, if there are any."""
     if problems:
         kinds = [one.kind for one in problems]
         kind = NOT_FOUND if NOT_FOUND in kinds else kinds[0]
@@ -118,8 +118,8 @@ def refuse(problems: Sequence[Problem]) -> None:
 
 
 def parse(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Wanted], list[Problem]]:
-    """What a module's option `nodes` asks for, and every mistake in it. Nodes with one are left
-    out of the former."""
+    """The wanted routes of a module's option `nodes`, and every mistake in it. Nodes with a
+    mistake are not among the wanted."""
     wanted: list[Wanted] = []
     mistakes: list[Problem] = []
     labels: set[str] = set()
@@ -172,8 +172,9 @@ def plan(
     purge: bool = False,
     may_miss: bool = False,
 ) -> Plan:
-    """What each node is to have. With `may_miss`, nodes that are not there are no error: in check
-    mode they may be about to join. Nor are they if `absent`: who is gone has no routes."""
+    """The approvals of each node. With `may_miss`, missing nodes are not an error: in check mode
+    they may be about to join. With `absent` they are not an error either: a missing node has no
+    routes."""
     found, missing, problems = _resolve(held, wanted)
     if not (may_miss or absent):
         problems += [Problem(one.label, NOT_FOUND, _unknown(one), JOIN) for one in missing]
@@ -187,7 +188,7 @@ def plan(
             after = before
         else:
             kept = () if purge else before
-            # As the server spells them, where it has them.
+            # In the server's spelling, if the server has them.
             held_already = _without(before, _without(before, one.routes))
             after = _sorted((*kept, *held_already, *_without(one.routes, held_already)))
         approvals.append(Approval(one, node, before, after, machines[node.id]))
@@ -206,7 +207,7 @@ def plan(
 
 
 def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[Problem]:
-    """What was asked for and is not served, each with what stands in its way."""
+    """The wanted routes that are not served, each with the reason."""
     nodes = {node.id: node for node in held}
     left = []
 
@@ -236,12 +237,12 @@ def unserved(held: Iterable[Node], approvals: Iterable[Approval]) -> list[Proble
 def _resolve(
     held: Sequence[Node], wanted: Sequence[Wanted]
 ) -> tuple[list[tuple[Wanted, Node]], list[Wanted], list[Problem]]:
-    """Who is meant by each, who is not there, and whom it cannot be said of."""
+    """The node for each entry, the entries without a node, and the ambiguous ones."""
     found: list[tuple[Wanted, Node]] = []
     missing: list[Wanted] = []
     problems: list[Problem] = []
     taken: dict[str, str] = {}
-    called: dict[str, list[Node]] = {}  # by whatever a node may be called
+    called: dict[str, list[Node]] = {}  # by key, id, name and host name
     for node in held:
         words = {node.id, node.key, node.name, node.hostname}
         for word in words:
@@ -275,8 +276,8 @@ def _unknown(one: Wanted) -> str:
 def _machines(
     held: Sequence[Node], found: Sequence[tuple[Wanted, Node]]
 ) -> dict[str, frozenset[str]]:
-    """The identities of each machine, by the id of each node. What is no node (any more) clashes
-    with nobody, and is passed over."""
+    """The identities of each machine, by the id of each node. Identities that no longer exist
+    are ignored."""
     groups = {node.id: {node.id} for node in held}
     for one, node in found:
         for other in held if one.same_machine_as else ():
@@ -305,7 +306,7 @@ def _find_clashes(
     missing: Sequence[Wanted],
     machines: Mapping[str, frozenset[str]],
 ) -> list[Problem]:
-    """One for each node that asks for what another has, or asks for as well."""
+    """A problem for each node that wants a range that another node has or wants."""
     claims = []
     planned = {approval.node.id for approval in approvals}
     for approval in approvals:
@@ -333,10 +334,10 @@ def _find_clashes(
 def _claims(
     routes: Iterable[str], machine: frozenset[str], asked: bool, owner: str, label: str = ""
 ) -> list[_Claim]:
-    """Default routes aside: those of an exit node overlap everything, and harm nothing here."""
+    """Without default routes: those of exit nodes overlap everything, and do no harm here."""
     claims = []
     for text in dict.fromkeys(routes):
-        # What somebody else approved may well have host bits set.
+        # Routes that somebody else approved may have host bits set.
         network = _network(text, strict=False)
         if network is not None and network.prefixlen:
             first, last = int(network.network_address), int(network.broadcast_address)
@@ -345,10 +346,11 @@ def _claims(
 
 
 def _clashes(claims: Iterable[_Claim]) -> list[tuple[_Claim, _Claim]]:
-    """Each pair that overlaps, of two machines, with one that was asked for: that one first.
+    """Each pair of overlapping ranges of two machines of which at least one is wanted; the wanted
+    one comes first.
 
-    Ranges are within one another or apart; so in order of their beginnings, the wider first, those
-    around the present one are a stack.
+    Ranges are nested or disjoint. So in order of their first address, the wider first, the ranges
+    around the current one form a stack.
     """
     found = []
     around: list[_Claim] = []

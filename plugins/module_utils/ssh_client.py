@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Where the controller is, seen from a node that it has logged in to."""
+"""The controller's address, as seen from a node that it has logged in to."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TAILNETS = (ip_network("100.64.0.0/10"), ip_network("fd7a:115c:a1e0::/48"))
 
 
 def controller_address(pid: int | None = None, proc: str = "/proc") -> str:
-    """The address that the SSH connection comes from. Empty if this process is no child of one, or
-    if the connection comes through the tailnet.
+    """The address from which the SSH connection comes. Empty if this process does not descend from
+    an SSH session, or if the connection comes through the tailnet.
 
-    sudo removes SSH_CONNECTION from the environment, but the processes before it have it.
+    sudo removes SSH_CONNECTION from the environment, but its parent processes still have it.
     """
     pid = os.getpid() if pid is None else pid
     for _unused in range(MOST_ANCESTORS):
@@ -39,7 +39,7 @@ def _connection(pid: int, proc: str) -> str:
 
 def _parent(pid: int, proc: str) -> int:
     with suppress(OSError, ValueError, IndexError), open(f"{proc}/{pid}/stat", "rb") as stream:
-        # The name, in brackets, may have any character in it.
+        # The process name, in parentheses, may contain any character.
         return int(stream.read(4096).rpartition(b")")[2].split()[1])
     return 0
 

@@ -1,7 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Installing Tailscale on a node: what is there, what is wanted, and the steps between.
+"""Install Tailscale on a node: compare what is installed with what is wanted, and do the steps
+between.
 
-Only the standard library and Ansible's are used, because this runs on nodes.
+It uses only the standard library and Ansible's, because it runs on nodes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from .tailscale_service import Service, Unit, lacks, refuse_other_inits, unit_ex
 
 
 def mistakes(wanted: dict[str, Any]) -> list[str]:
-    """All that is wrong with the options, as far as the options alone tell."""
+    """All mistakes in the options that can be found without the node."""
     wrong = environment_mistakes(wanted["environment"])
     version, method = wanted["version"], wanted["method"]
     allowed = ("", "latest") if method == "package" else ()
@@ -88,7 +89,7 @@ def mistakes(wanted: dict[str, Any]) -> list[str]:
 
 
 class Installation:
-    """What is there, what is wanted, and the steps between."""
+    """What is installed, what is wanted, and the steps between."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -108,14 +109,14 @@ class Installation:
         self.diffs: list[dict[str, str]] = []
         self.texts = {UNIT: _text(UNIT), DEFAULTS: _text(DEFAULTS)}
         self.defaults = PLAIN_DEFAULTS  # what DEFAULTS is where there is none
-        # Only one that was there before us goes on sending its logs: its owner may want support.
+        # A tailscaled that was there before us still sends its logs: its owner may want support.
         ours = is_ours(self.texts[UNIT]) or not unit_exists() or NO_LOGS in self._block()
         self.environment = {**({NO_LOGS: "true"} if ours else {}), **self.wanted["environment"]}
         if not self.check:
             for path in (CLI, DAEMON, UNIT, DEFAULTS):
                 sweep(path)
 
-    # Putting it there.
+    # Install.
 
     def present(self) -> None:
         if self.managed:
@@ -155,7 +156,7 @@ class Installation:
             source.install(self.after)
         self.changed = True
         if is_ours(self.texts[UNIT]):
-            os.unlink(UNIT)  # of a tarball before: it would hide the package's
+            os.unlink(UNIT)  # from an earlier tarball: it would hide the package's unit
         self.texts = {UNIT: _text(UNIT), DEFAULTS: _text(DEFAULTS)}
         if os.path.isdir("/run/systemd/system"):
             self.service.reload()
@@ -192,7 +193,7 @@ class Installation:
         return wanted[option].rstrip("/"), wanted["timeout"], wanted["validate_certs"]
 
     def _checksum(self, name: str) -> tuple[str, str]:
-        """What the tarball's has to be, if it is known, and where the tarball is."""
+        """The expected SHA-256 of the tarball, if it is known, and the tarball's address."""
         wanted = self.wanted
         given = wanted["checksum"] or str(wanted["checksums"].get(name, ""))
         if wanted["method"] == "tarball":
@@ -216,7 +217,7 @@ class Installation:
         return checksum_of(found, "checksum") if found else "", what
 
     def refuse_an_unprotected_site(self, name: str) -> None:
-        """Its checksum could be changed on the way, together with the tarball."""
+        """Over http somebody could change the checksum together with the tarball."""
         url = self.wanted["url"]
         if url.startswith("https://") and self.wanted["validate_certs"]:
             return
@@ -228,7 +229,7 @@ class Installation:
         )
 
     def refuse_files_of_others(self, source: str) -> None:
-        """Without a checksum, whoever may write the tarball decides what runs as root."""
+        """Without a checksum, everybody who may write the tarball decides what runs as root."""
         theirs = others_may_change(source)
         if theirs:
             raise InstallError(
@@ -263,7 +264,7 @@ class Installation:
             self.module.warn(f"{UNIT} is not of Tailscale's making, and is left as it is")
         self.defaults = contents.defaults
 
-    # Making it run.
+    # Run.
 
     def run(self, staging: Staging) -> None:
         values = variables(self.environment, self.wanted["port"])
@@ -316,7 +317,8 @@ class Installation:
             self.running = self.after
 
     def _go_back(self, unit: Unit, staging: Staging) -> str:
-        """Undo it all, and have the former tailscaled run again; in a sentence, how that went."""
+        """Undo everything and run the previous tailscaled again. Returns a sentence with the
+        result."""
         kept = self.wanted["method"] == "package" and self.before != self.after
         back = f"The package stays at {self.after}" if kept else "The files are as they were"
         try:
@@ -343,7 +345,7 @@ class Installation:
         stale = [*lacks(process, values), *dropped]
         return f"its environment has changed: {', '.join(stale)}" if stale else ""
 
-    # Taking it away.
+    # Remove.
 
     def absent(self) -> None:
         has_systemd = os.path.isdir("/run/systemd/system")

@@ -31,7 +31,7 @@ DNF_KEYRING = "/etc/pki/rpm-gpg/RPM-GPG-KEY-tailscale"
 OFFICIAL_KEY = "2596A99EAAB33821893C0A79458CA832957F5868"
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "SYSTEMD_OFFLINE": "1"}
 
-# ID of os-release, and Tailscale's folder for it. {major} is that of VERSION_ID.
+# ID of os-release, and Tailscale's directory for it. {major} comes from VERSION_ID.
 _DNF_FOLDERS = {
     "rhel": "rhel/{major}",
     "centos": "centos/{major}",
@@ -45,7 +45,7 @@ _UBUNTU_KIN = ("ubuntu", "pop", "linuxmint", "zorin", "neon", "elementary")
 
 
 class Source(NamedTuple):
-    """Where a distribution's packages are, below the repository's address."""
+    """The place of a distribution's packages, below the repository's address."""
 
     tool: str  # apt or dnf
     folder: str  # debian, ubuntu, raspbian, rhel/9, …
@@ -83,7 +83,7 @@ def read_os_release(path: str = "/etc/os-release") -> dict[str, str]:
 
 
 class Packages(ABC):
-    """One package of one repository; ``Apt`` and ``Dnf`` know how."""
+    """One package of one repository. ``Apt`` and ``Dnf`` implement it."""
 
     files: tuple[str, ...] = ()
 
@@ -105,36 +105,36 @@ class Packages(ABC):
 
     @abstractmethod
     def installed(self) -> str:
-        """The version that the node has; empty if none."""
+        """The installed version. Empty if there is none."""
 
     @abstractmethod
     def available(self) -> list[str]:
-        """The versions that the repository has, as it was last refreshed; newest first."""
+        """The versions in the repository as of its last refresh, newest first."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether the repository is set up as it should be. Asks nobody."""
+        """Whether the repository is set up correctly. Does not use the network."""
 
     @abstractmethod
     def lacking(self) -> dict[str, bytes]:
-        """The files that name the repository and are not as they should be."""
+        """The files of the repository that are missing or wrong."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Ask the repository what it has."""
+        """Read the list of packages from the repository."""
 
     @abstractmethod
     def install(self, version: str) -> None:
-        """Put in this version, whether it is newer or older than the one there."""
+        """Install this version, whether it is newer or older than the installed one."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Take the package off the node; the repository stays."""
+        """Remove the package from the node. The repository stays."""
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Set the repository up and ask it what it has. If it does not answer as a repository, or
-        what is done with it fails, the node is left without it, as it was."""
+        """Set up the repository and read its list of packages. If it does not answer as a
+        repository, or a later step fails, remove it again, so that the node is as before."""
         files = self.lacking()
         former = {path: _read(path) for path in files}
         _write(files)
@@ -149,14 +149,14 @@ class Packages(ABC):
             raise
 
     def forget(self) -> list[str]:
-        """Remove the files that name the repository; which those were."""
+        """Remove the repository's files, and return their paths."""
         gone = [path for path in self.files if os.path.exists(path)]
         for path in gone:
             os.unlink(path)
         return gone
 
     def choose(self, version: str) -> str:
-        """The version to install, which the repository must have."""
+        """The version to install. The repository must have it."""
         found = self.available()
         if not found:
             raise InstallError(
@@ -180,7 +180,7 @@ class Packages(ABC):
             return False
 
     def _fetched_keyring(self, name: str) -> bytes:
-        """The keys that the server has, without those that are not expected."""
+        """The server's keys, without those that are not expected."""
         address = f"{self._url}/{self._source.folder}/{name}"
         try:
             return openpgp.only(fetch_bytes(address, self._timeout, self._certs), self._keys)

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Write the daemon's configuration, once the runtime itself has found it right."""
+"""Write the daemon's configuration after the runtime itself has checked it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ short_description: Write the configuration of the HeadCNI daemon on a node
 version_added: 0.1.0
 description:
   - Writes C(/etc/headcni/config.yaml) from a dictionary. The release on the node checks the new
-    file before it takes the place of the old one, in one step; every mistake is named at once.
-  - Finds this node's pod CIDR, as the daemon would, and writes it down in the file, so that the
-    daemon, the conflist and the approval at Headscale can never have different ones.
-  - A node that has another pod CIDR already keeps it. That is refused, as the pods that run would
-    be cut off.
-  - Tells which keys changed, and whether a reload of the daemon is enough for that.
+    file before it replaces the old one atomically, and reports every mistake at once.
+  - Finds this node's pod CIDR, as the daemon would, and writes it to the file. So the daemon, the
+    conflist and the approval in Headscale always use the same one.
+  - Refuses to change the pod CIDR of a node, because its running pods would be cut off.
+  - Returns which keys changed, and whether a reload of the daemon is enough.
 author:
   - The HeadCNI authors (@headcni)
 options:
   config:
     description:
-      - The content of the file, by its own keys. See C(docs/configuration.md).
+      - The content of the file, with the daemon's own keys. See C(docs/configuration.md).
       - Keys that are null or empty count as not given.
     type: dict
     default: {}
   path:
-    description: The file. One that ends in C(.next) is the file to come; the pod CIDR that the node
-      has is in the one without that.
+    description: The file. If it ends in C(.next), it is the configuration of a mode to switch to,
+      and the node's current pod CIDR is in the file without this ending.
     type: path
     default: /etc/headcni/config.yaml
   release:
@@ -36,26 +35,25 @@ options:
     default: /opt/headcni/current
   require_pod_cidr:
     description:
-      - Whether to fail if nobody said what this node's pod CIDR is, rather than to warn and take
-        a guess by the host's name.
+      - Whether to fail if nothing specifies this node's pod CIDR. By default the module warns and
+        derives one from the host name.
     type: bool
     default: false
   may_change_pod_cidr:
-    description: Whether the node may get another pod CIDR than it has. Only
-      C(playbooks/change_pod_cidr.yml) does all that this takes.
+    description: Whether the node may get another pod CIDR. Only C(playbooks/change_pod_cidr.yml)
+      does everything else that such a change needs.
     type: bool
     default: false
   only_pod_cidr:
-    description: Whether to see to the pod CIDR alone, and to write nothing. For a playbook that
-      is to stop before its first change, not when it comes to the configuration.
+    description: Whether to check only the pod CIDR and write nothing. With this a playbook can stop
+      before its first change instead of when it writes the configuration.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
     details: >-
-      On a node without a release there is nothing to check the file with yet; I(validated) then
-      says so.
+      On a node without a release nothing can check the file yet. Then I(validated) is false.
   diff_mode:
     support: full
     details: Returns the file before and after, without secrets.
@@ -81,39 +79,39 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_keys:
-  description: Keys whose value is another now, as paths such as C(logging.level).
+  description: Keys whose value has changed, as paths such as C(logging.level).
   type: list
   elements: str
   returned: success, unless O(only_pod_cidr)
 needs_restart:
-  description: Whether a daemon that runs must be restarted for that.
+  description: Whether a running daemon must be restarted to apply the change.
   type: bool
   returned: success, unless O(only_pod_cidr)
 needs_reload:
-  description: Whether a reload of it is enough.
+  description: Whether the daemon must be reloaded to apply the change.
   type: bool
   returned: success, unless O(only_pod_cidr)
 pod_cidrs:
-  description: This node's pod CIDRs, one, or one of each family.
+  description: This node's pod CIDRs, one per address family.
   type: list
   elements: str
   returned: success
   sample: [10.244.1.0/24]
 pod_cidr_source:
-  description: Who said so, V(config), V(env), V(file), V(hash) or V(default).
+  description: Where they come from, V(config), V(env), V(file), V(hash) or V(default).
   type: str
   returned: success
 pod_cidr_guessed:
-  description: Whether it is a guess, which another node may have come to as well.
+  description: Whether they are a guess, which another node may have made as well.
   type: bool
   returned: success
 considered:
-  description: Every place that was looked at for the pod CIDR, and what came of it.
+  description: Every place in which the pod CIDR was searched, with the result.
   type: list
   elements: dict
   returned: success
 cluster_cidrs:
-  description: The cluster's CIDRs, as given or as the daemon takes them to be.
+  description: The cluster's CIDRs, as given or as the daemon derives them.
   type: list
   elements: str
   returned: success
@@ -122,8 +120,8 @@ mode:
   type: str
   returned: success
 validated:
-  description: Whether the release checked the file. Check mode on a fresh node does without, and
-    O(only_pod_cidr).
+  description: Whether the release has checked the file. False in check mode on a fresh node, and
+    with O(only_pod_cidr).
   type: bool
   returned: success
 """
@@ -185,7 +183,7 @@ def configure(module: AnsibleModule) -> dict:
         answer = node_config.ask(text, old, given["release"])
         if answer.problems:
             raise node_config.ConfigError(mistakes(answer.problems))
-    restart = bool(answer.restart) or (bool(answer.reload) and owes_a_restart(path))
+    restart = bool(answer.restart) or (bool(answer.reload) and missed_a_restart(path))
     changed = node_config.needs_writing(path, text)
     if changed and not module.check_mode:
         node_config.write(path, text)
@@ -217,13 +215,13 @@ def told(config: dict, found: podcidr.Resolution) -> dict:
 
 
 def in_force(path: str) -> str:
-    """The file that the daemon reads, of one that may be staged to take its place."""
+    """The file that the daemon reads; `path` may be the staged file that will replace it."""
     return path[: -len(STAGED)] if path.endswith(STAGED) else path
 
 
-def owes_a_restart(path: str) -> bool:
-    """Whether the daemon has yet to read the file as it was: of a run that was cut off before it
-    was restarted, and what needed that is not known any more once the file is another."""
+def missed_a_restart(path: str) -> bool:
+    """Whether the daemon has not read the current file yet, because a run was interrupted before
+    the restart. Once the file is replaced, nobody knows which change needed the restart."""
     if path != node_config.PATH or not node.has_systemd():
         return False
     daemon = node.unit(DAEMON)

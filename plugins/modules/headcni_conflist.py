@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Put HeadCNI in charge of pods' networks on a node, or give the charge back."""
+"""Write HeadCNI's conflist on a node, or restore the conflists that it replaced."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ module: headcni_conflist
 short_description: Write the CNI conflist of HeadCNI on a node
 version_added: 0.1.0
 description:
-  - Writes C(10-headcni.conflist) so that the container runtime takes it. The other conflists step
-    aside by a rename, and come back when ours goes.
-  - At no moment is the directory without a network, and a run that was cut off is finished by the
-    next one.
+  - Writes C(10-headcni.conflist) so that the container runtime uses it. Other conflists are
+    renamed, and restored when ours is removed.
+  - The directory always contains a usable network. The next run finishes an interrupted one.
 author:
   - The HeadCNI authors (@headcni)
 options:
   state:
-    description: V(absent) puts back what was there before and then removes ours.
+    description: V(absent) restores the previous conflists and then removes ours.
     type: str
     choices: [present, absent]
     default: present
   directory:
-    description: Where the container runtime looks.
+    description: The directory in which the container runtime looks for conflists.
     type: path
     default: /etc/cni/net.d
   file:
@@ -30,15 +29,15 @@ options:
     type: str
     default: 10-headcni.conflist
   pod_cidrs:
-    description: This node's pod CIDRs, one, or one of each family. Needed for V(present).
+    description: This node's pod CIDRs, one per address family. Required for V(present).
     type: list
     elements: str
   cluster_cidrs:
-    description: The cluster's CIDRs, whose traffic is never masqueraded.
+    description: The cluster's CIDRs. Traffic between them is never masqueraded.
     type: list
     elements: str
   service_cidrs:
-    description: The services' ranges, which no pod may have.
+    description: The address ranges of services, which pods must not use.
     type: list
     elements: str
   name:
@@ -46,7 +45,7 @@ options:
     type: str
     default: headcni
   plugin:
-    description: V(bridge) writes a conflist for the Go bridge plugin, with no HeadCNI at run time.
+    description: V(bridge) writes a conflist for the Go bridge plugin, which runs without HeadCNI.
     type: str
     choices: [headcni, bridge]
     default: headcni
@@ -56,12 +55,12 @@ options:
     choices: ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]
     default: "1.0.0"
   mode:
-    description: V(host) or V(daemon), as the daemon has it.
+    description: The mode of the daemon, V(host) or V(daemon).
     type: str
     choices: [host, daemon]
     default: host
   datapath:
-    description: V(bridge) puts pods on a bridge, V(routed) routes to each pod.
+    description: V(bridge) connects pods to a bridge. V(routed) installs a route to each pod.
     type: str
     choices: [bridge, routed]
     default: bridge
@@ -70,46 +69,46 @@ options:
     type: str
     default: headcni0
   mtu:
-    description: Of pods' interfaces.
+    description: The MTU of pods' interfaces.
     type: int
     default: 1280
   ip_masq:
-    description: Whether to masquerade what leaves the cluster.
+    description: Whether to masquerade traffic that leaves the cluster.
     type: bool
     default: true
   hairpin:
-    description: Whether a pod reaches itself through its service.
+    description: Whether a pod can reach itself through its service.
     type: bool
     default: true
   anti_spoofing:
-    description: Whether to drop what a pod sends under a foreign MAC or address.
+    description: Whether to drop packets that a pod sends with a MAC or IP that is not its own.
     type: bool
     default: true
   anti_spoofing_exempt:
     description:
-      - Pods that may send under foreign addresses, such as routers, as patterns of
+      - Pods that may send from other addresses, such as routers, as patterns of
         C(namespace/name), for example V(metallb-system/speaker-*).
     type: list
     elements: str
   reserved_ports:
     description:
-      - Host ports that no pod may have, each a port or a range, with or without a protocol, for
+      - Host ports that no pod may use, each a port or a range, with or without a protocol, for
         example V(22), V(10250/tcp) or V(30000-32767).
       - By default V(10250/tcp) and V(41641-41642/udp).
     type: list
     elements: str
   host_ports_over_listeners:
-    description: Whether a pod may take a host port on which the node itself listens.
+    description: Whether a pod may use a host port on which a program of the node listens.
     type: bool
     default: false
   ip_annotation_namespaces:
     description:
-      - Namespaces whose pods may ask for an address by the annotation C(headcni.dev/ip), as
-        patterns; V(*) means all of them.
+      - Namespaces whose pods may request an address with the annotation C(headcni.dev/ip), as
+        patterns. V(*) means all namespaces.
     type: list
     elements: str
   ipam:
-    description: Who gives addresses.
+    description: The plugin that assigns addresses.
     type: str
     choices: [headcni-ipam, host-local]
     default: headcni-ipam
@@ -118,7 +117,7 @@ options:
     type: str
     choices: [sequential, random, dense-pack]
   headscale_url:
-    description: The control server; the plugin's STATUS then wants the mesh interface.
+    description: The control server. With it, the plugin's STATUS requires the mesh interface.
     type: str
   tailscale_socket:
     description: The socket of tailscaled.
@@ -129,18 +128,18 @@ options:
       C(search_domains).
     type: dict
   capabilities:
-    description: What the plugin asks the container runtime for.
+    description: The capabilities that the plugin requests from the container runtime.
     type: list
     elements: str
   chained:
-    description: Further plugins, run after ours.
+    description: More plugins, which run after ours.
     type: list
     elements: dict
   extra:
-    description: Further keys of our own plugin's section.
+    description: More keys of our own plugin's section.
     type: dict
   keep:
-    description: Patterns of file names that stay where they are, for other engines' networks.
+    description: Patterns of file names that are not renamed, for networks of other engines.
     type: list
     elements: str
     default: ["*podman*", "nerdctl-*"]
@@ -153,7 +152,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Returns the file before and after, and the names that change.
+    details: Shows the file before and after, and the files that are renamed.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -161,12 +160,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Put HeadCNI in charge
+- name: Let pods use HeadCNI
   headcni.mesh.headcni_conflist:
     pod_cidrs: [10.244.1.0/24]
     cluster_cidrs: [10.244.0.0/16]
 
-- name: Give the charge back
+- name: Restore the previous conflists
   headcni.mesh.headcni_conflist:
     state: absent
 """
@@ -177,26 +176,26 @@ path:
   type: str
   returned: success
 in_charge:
-  description: The file that the container runtime takes, once all is done.
+  description: The file that the container runtime uses afterwards.
   type: str
   returned: success
 disabled:
-  description: Files that stepped aside.
+  description: Files that were renamed.
   type: list
   elements: str
   returned: success
 put_back:
-  description: Files that came back; with their directory, where that was configured before.
+  description: Files that were restored. With their directory, if it was configured earlier.
   type: list
   elements: str
   returned: success
 removed:
-  description: Files of ours that went; with their directory, where that was configured before.
+  description: Our files that were removed. With their directory, if it was configured earlier.
   type: list
   elements: str
   returned: success
 left:
-  description: Files that stay though one might expect otherwise, each with the reason.
+  description: Files that unexpectedly stay as they are, each with the reason.
   type: list
   elements: str
   returned: success
@@ -211,7 +210,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     conflist_places,
     node,
-    node_settled,
+    node_up_to_date,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
 
@@ -219,8 +218,8 @@ from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflis
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            **node_settled.CONFLIST,
-            **node_settled.CONFLIST_PLACE,
+            **node_up_to_date.CONFLIST,
+            **node_up_to_date.CONFLIST_PLACE,
             "state": {"choices": ["present", "absent"], "default": "present"},
             "release": {"type": "path", "default": "/opt/headcni/current"},
         },
@@ -239,7 +238,9 @@ def main() -> None:
 
 def present(module: AnsibleModule) -> dict:
     given = module.params
-    conf = conflist.build(conflist.Options.of({key: given[key] for key in node_settled.CONFLIST}))
+    conf = conflist.build(
+        conflist.Options.of({key: given[key] for key in node_up_to_date.CONFLIST})
+    )
     where = {"name": given["file"], "keep": given["keep"]}
     plan = conflist.plan(conflist.survey(given["directory"]), conf, **where)
     if plan.writes:
@@ -266,10 +267,11 @@ def restored(module: AnsibleModule, directory: str) -> conflist.Plan:
 
 
 def left_elsewhere(module: AnsibleModule) -> list[conflist.Plan]:
-    """What is put right in directories that were configured before."""
+    """What is restored in directories that were configured earlier."""
     root = root_of(module.params["release"])
     return [
-        restored(module, one) for one in conflist_places.former(module.params["directory"], root)
+        restored(module, place)
+        for place in conflist_places.former(module.params["directory"], root)
     ]
 
 
@@ -278,7 +280,7 @@ def root_of(release: str) -> str:
 
 
 def check(conf: dict, release: str) -> None:
-    """By the plugin's own eyes, where it is installed: it knows more than we do."""
+    """Let the plugin check it, if it is installed: it knows its options best."""
     command = os.path.join(release, "bin", "headcnictl")
     if not os.path.exists(command):
         return
@@ -309,16 +311,16 @@ def report(plans: list[conflist.Plan], module: AnsibleModule, in_charge: str) ->
         "removed": list(here.remove),
         "left": list(here.left),
     }
-    for one in elsewhere:
-        found["put_back"] += [os.path.join(one.directory, name) for name in one.put_back]
-        found["removed"] += [os.path.join(one.directory, name) for name in one.remove]
-        found["left"] += [f"{one.directory}: {sentence}" for sentence in one.left]
+    for plan in elsewhere:
+        found["put_back"] += [os.path.join(plan.directory, name) for name in plan.put_back]
+        found["removed"] += [os.path.join(plan.directory, name) for name in plan.remove]
+        found["left"] += [f"{plan.directory}: {sentence}" for sentence in plan.left]
     return {
-        "changed": any(one.changed for one in plans),
+        "changed": any(plan.changed for plan in plans),
         "path": here.path,
         "in_charge": in_charge,
         **found,
-        "diff": [part for one in plans for part in one.diff()],
+        "diff": [part for plan in plans for part in plan.diff()],
     }
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What HeadCNI is on a node: installed, configured, running, ready."""
+"""The state of HeadCNI on a node: installed, configured, running, ready."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: headcni_info
-short_description: Tell what HeadCNI is on a node
+short_description: Read the state of HeadCNI on a node
 version_added: 0.1.0
 description:
-  - Reads and changes nothing. A node without HeadCNI is told as such, and is no failure.
+  - Changes nothing. A node without HeadCNI is not a failure; the result says so.
 author:
   - The HeadCNI authors (@headcni)
 options:
   cni_conf_dir:
-    description: Where the container runtime looks for conflists.
+    description: The directory in which the container runtime looks for conflists.
     type: path
     default: /etc/cni/net.d
 attributes:
@@ -32,18 +32,18 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask the node
+- name: Read the state of HeadCNI
   headcni.mesh.headcni_info:
   register: node_state
 
-- name: Make sure that what is installed also runs
+- name: Check that the installed version runs
   ansible.builtin.assert:
     that: node_state.running_version == node_state.current.version
 """
 
 RETURN = r"""
 current:
-  description: The release in use; none if HeadCNI is not installed.
+  description: The release in use. None if HeadCNI is not installed.
   type: dict
   returned: success
 installed:
@@ -52,11 +52,11 @@ installed:
   elements: dict
   returned: success
 running_version:
-  description: The version of the daemon that runs; empty if none does, or it cannot be asked.
+  description: The version of the running daemon. Empty if none runs, or it does not answer.
   type: str
   returned: success
 mode:
-  description: V(host) or V(daemon); empty if there is no configuration.
+  description: V(host) or V(daemon). Empty if there is no configuration.
   type: str
   returned: success
 pod_cidrs:
@@ -65,11 +65,11 @@ pod_cidrs:
   elements: str
   returned: success
 pod_cidr_source:
-  description: Who said so.
+  description: Where they come from.
   type: str
   returned: success
 conflist:
-  description: Which conflist is in charge, whether it is HeadCNI's, and which stepped aside.
+  description: The conflist in use, whether it is HeadCNI's, and the conflists that were renamed.
   type: dict
   returned: success
 units:
@@ -78,11 +78,11 @@ units:
   returned: success
   sample: {headcni-daemon: {active: active, enabled: enabled}}
 ready:
-  description: Whether the daemon says that it is ready.
+  description: Whether the daemon reports that it is ready.
   type: bool
   returned: success
 conditions:
-  description: What the daemon says about itself.
+  description: The conditions that the daemon reports.
   type: list
   elements: dict
   returned: success
@@ -107,14 +107,14 @@ def main() -> None:
     )
     node.refuse_other_platforms(module)
     try:
-        module.exit_json(changed=False, **told(module.params["cni_conf_dir"]))
+        module.exit_json(changed=False, **state(module.params["cni_conf_dir"]))
     except (node_config.ConfigError, node.NodeError) as problem:
         module.fail_json(msg=str(problem))
     except OSError as problem:
         module.fail_json(msg=f"{problem.filename}: {problem.strerror}")
 
 
-def told(cni_conf_dir: str) -> dict:
+def state(cni_conf_dir: str) -> dict:
     releases = node_release.report()
     text = node_config.read()
     config = node_config.effective(text) if text is not None and releases["current"] else {}
@@ -131,14 +131,14 @@ def told(cni_conf_dir: str) -> dict:
         "mode": config.get("tailscale", {}).get("mode", ""),
         "pod_cidrs": config.get("network", {}).get("podCIDR", {}).get("nodeLocal", []),
         "pod_cidr_source": node_config.source_of(text) if config and text else "",
-        "conflist": charge(cni_conf_dir),
+        "conflist": conflist_in_use(cni_conf_dir),
         "units": units(),
         "ready": answer.ready,
         "conditions": answer.conditions,
     }
 
 
-def charge(directory: str) -> dict:
+def conflist_in_use(directory: str) -> dict:
     seen = conflist.survey(directory)
     picked = seen.picked()
     aside = [name for name in seen.files if name.endswith(conflist.SUFFIX)]

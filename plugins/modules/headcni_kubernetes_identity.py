@@ -1,48 +1,49 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Who the daemons of nodes are to Kubernetes."""
+"""Service accounts and tokens of the nodes' daemons in Kubernetes."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: headcni_kubernetes_identity
-short_description: Give nodes' daemons an identity at Kubernetes, or take it back
+short_description: Create or remove the identities of nodes' daemons in Kubernetes
 version_added: 0.1.0
 description:
-  - Runs where the cluster's administrator is. Applies a manifest with what a daemon may do, and
-    makes a service account for each node. That account may ask for new tokens of its own, and of
-    no other account.
-  - The first token of a node comes from this module. It expires, and the daemon renews it.
-  - Give it all nodes at once. It lists what is there once, however many nodes there are.
-  - A node's tokens end with its service account. With the last account the manifest's objects go
-    too.
+  - Runs on a host with the cluster's administrator kubeconfig. Applies a manifest with the daemons'
+    permissions, and creates a service account for each node. Each account may request new tokens
+    for itself, and for no other account.
+  - This module creates the first token of a node. It expires, and the daemon renews it.
+  - Pass all nodes at once. The module lists the existing objects once, for any number of nodes.
+  - When a node's service account is removed, its tokens become invalid. With the last account the
+    manifest's objects are removed, too.
 author:
   - The HeadCNI authors (@headcni)
 options:
   state:
     description:
-      - V(absent) removes the accounts of O(nodes), which ends all their tokens.
-      - V(switched) deletes the secrets with tokens that never expire, which earlier versions made
-        for O(nodes). Use it once the nodes have a new token.
+      - V(absent) removes the accounts of O(nodes), so all their tokens become invalid.
+      - V(switched) deletes the secrets with tokens that never expire, which earlier versions
+        created for O(nodes). Use it after the nodes have got a new token.
     type: str
     choices: [present, absent, switched]
     default: present
   nodes:
-    description: The nodes, as Kubernetes calls them.
+    description: The names of the nodes in Kubernetes.
     type: list
     elements: str
     required: true
   tokens_for:
     description:
-      - Those of O(nodes) that need a token. RV(headcni.mesh.headcni_kubernetes_info#module:token)
-        tells which do. A node whose account is new gets a token in any case.
+      - The nodes among O(nodes) that need a token, as
+        RV(headcni.mesh.headcni_kubernetes_info#module:token) says. A node whose account is new
+        always gets a token.
     type: list
     elements: str
     default: []
   lifetime:
     description:
-      - How long a token lives, such as V(2160h), from V(10m) to V(8760h). The API server may grant
-        less.
+      - How long a token is valid, such as V(2160h), from V(10m) to V(8760h). The API server may
+        grant less.
     type: str
     default: 2160h
   manifest:
@@ -50,32 +51,32 @@ options:
     type: str
     required: true
   account:
-    description: The manifest's role. Each node's objects are called by it and the node.
+    description: The name of the manifest's role. The name of each node's objects starts with it.
     type: str
     default: headcni-node
   namespace:
-    description: Where the service accounts are.
+    description: The namespace of the service accounts.
     type: str
     default: kube-system
   kubectl:
     description:
-      - How to run kubectl here. Without a path it is looked for where k3s puts it, too.
+      - The command that runs kubectl. Without a path it is also searched where k3s puts it.
     type: list
     elements: str
     default: [k3s, kubectl]
   kubeconfig:
-    description: The administrator's.
+    description: The administrator's kubeconfig.
     type: path
     default: /etc/rancher/k3s/k3s.yaml
 attributes:
   check_mode:
-    description: Asks the API server what would change. No token is made.
+    description: Asks the API server what would change. No token is created.
     support: full
   diff_mode:
-    description: Returns the names of what is made or removed.
+    description: Shows the names of the objects that are created or removed.
     support: full
   platform:
-    description: The nodes it is for.
+    description: The platform of the nodes.
     support: full
     platforms: linux
 seealso:
@@ -83,7 +84,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Give the daemons an identity at Kubernetes
+- name: Create the daemons' identities in Kubernetes
   headcni.mesh.headcni_kubernetes_identity:
     nodes: [agent1, agent2]
     tokens_for: [agent2]
@@ -104,7 +105,7 @@ renewed:
   elements: str
   returned: when O(state=present)
 old:
-  description: The nodes that have a secret with a token that never expires, of an earlier version.
+  description: The nodes that still have a secret of an earlier version, whose token never expires.
   type: list
   elements: str
   returned: when O(state=present)
@@ -119,7 +120,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import kubernetes, node
 
 AT_A_TIME = 50
-AT_ONCE = 4  # calls of kubectl, which needs more time to start than the API server to answer
+AT_ONCE = 4  # calls of kubectl, which takes longer to start than the API server to answer
 LABEL = "app.kubernetes.io/managed-by=headcni"
 RBAC = "rbac.authorization.k8s.io"
 KINDS = ("serviceaccount", f"role.{RBAC}", f"rolebinding.{RBAC}", f"clusterrolebinding.{RBAC}")
@@ -167,19 +168,22 @@ def present(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     said = kubectl.run("apply", "-f", "-", *dry, given=given["manifest"])
     made = [line for line in said.splitlines() if " unchanged" not in line]
     found = ours(kubectl, given)
-    # Somebody may have changed the objects of a node whose token was not renewed in time.
+    # Also the nodes that need a token: somebody may have changed their objects.
     lacking = [
         name
         for name in given["nodes"]
         if name in given["tokens_for"] or set(objects_of(given, name)) - found
     ]
     for part in () if module.check_mode else parts(lacking):
-        # Not `create`: some of a node's objects may be there, or have lost their label.
+        # Not `create`: some of a node's objects may already exist, or have lost their label.
         kubectl.run("apply", "-f", "-", given=json.dumps(new_objects(given, part)))
     without = [name for name in lacking if objects_of(given, name)[0] not in found]
     renewed = sorted({*given["tokens_for"], *without} & set(given["nodes"]))
     made += [
-        f"{one} created" for name in lacking for one in objects_of(given, name) if one not in found
+        f"{entry} created"
+        for name in lacking
+        for entry in objects_of(given, name)
+        if entry not in found
     ]
     made += [f"token of {account(given, name)} created" for name in renewed]
     return {
@@ -195,9 +199,9 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     given = module.params
     found = ours(kubectl, given)
     mine = {
-        one
+        entry
         for name in given["nodes"]
-        for one in (*objects_of(given, name), old_secret(given, name))
+        for entry in (*objects_of(given, name), old_secret(given, name))
     }
     gone = sorted(found & mine)
     delete(module, kubectl, gone)
@@ -209,9 +213,9 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
 
 def switched(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     given = module.params
-    secrets = {one for one in ours(kubectl, given) if one.startswith(f"{SECRET}/")}
+    secrets = {entry for entry in ours(kubectl, given) if entry.startswith(f"{SECRET}/")}
     gone = sorted(secrets & {old_secret(given, name) for name in given["nodes"]})
-    # The account goes before its last secrets: a run that is cut off here is finished by the next.
+    # Remove the account before its last secrets: then the next run can finish an interrupted one.
     shared = delete_shared(module, kubectl) if gone and len(gone) == len(secrets) else []
     delete(module, kubectl, gone)
     gone += shared
@@ -225,13 +229,13 @@ def delete(module: AnsibleModule, kubectl: kubernetes.Kubectl, names: list) -> N
 
 
 def delete_all(module: AnsibleModule, kubectl: kubernetes.Kubectl, manifest: str) -> list:
-    """The API server names what it has deleted, and in check mode what it would delete."""
+    """Returns what the API server has deleted, and in check mode what it would delete."""
     dry = ["--dry-run=server"] if module.check_mode else []
     return kubectl.run("delete", "-f", "-", "--ignore-not-found", *dry, given=manifest).splitlines()
 
 
 def delete_shared(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> list:
-    """The account that all nodes had together in earlier versions."""
+    """Delete the account that all nodes shared in earlier versions."""
     given = module.params
     name = {"name": given["account"]}
     items = [
@@ -246,8 +250,8 @@ def delete_shared(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> list:
 
 
 def ours(kubectl: kubernetes.Kubectl, given: dict) -> set:
-    """All that was ever made here, as kind/name: one call, however many nodes. Only names: no
-    secret is read."""
+    """All objects that this module has created, as kind/name: one call for any number of nodes. It
+    reads only names, no secrets."""
     kinds = ",".join((*KINDS, SECRET))
     return set(
         kubectl.run("get", kinds, "-n", given["namespace"], "-l", LABEL, "-o", "name").split()
@@ -263,8 +267,8 @@ def new_tokens(kubectl: kubernetes.Kubectl, given: dict, names: list, seconds: i
 
 
 def parts(names: list) -> Iterator[list]:
-    """So many that one call of kubectl stays within its time: its client sends 50 requests a
-    second."""
+    """Small enough that one call of kubectl stays within its timeout: its client sends 50 requests
+    per second."""
     for at in range(0, len(names), AT_A_TIME):
         yield names[at : at + AT_A_TIME]
 
@@ -274,7 +278,7 @@ def account(given: dict, name: str) -> str:
 
 
 def objects_of(given: dict, name: str) -> list:
-    """A node's own, the account first."""
+    """A node's own objects, the account first."""
     return [f"{kind}/{account(given, name)}" for kind in KINDS]
 
 
@@ -283,11 +287,13 @@ def old_secret(given: dict, name: str) -> str:
 
 
 def new_objects(given: dict, names: list) -> dict:
-    return as_list([one for name in names for one in new_objects_of(given, account(given, name))])
+    return as_list(
+        [entry for name in names for entry in new_objects_of(given, account(given, name))]
+    )
 
 
 def new_objects_of(given: dict, name: str) -> list:
-    """An account, the manifest's role for it, and leave to ask for tokens of this very account."""
+    """An account, the manifest's role for it, and the permission to create tokens for itself."""
     label, value = LABEL.split("=")
     everywhere = {"name": name, "labels": {label: value}}
     here = {**everywhere, "namespace": given["namespace"]}

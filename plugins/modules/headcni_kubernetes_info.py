@@ -1,47 +1,48 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What Kubernetes says of the node that it runs on."""
+"""What Kubernetes knows about this node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: headcni_kubernetes_info
-short_description: Ask Kubernetes about this node
+short_description: Read what Kubernetes knows about this node
 version_added: 0.1.0
 description:
-  - Asks the API server, as the node's own kubelet would, what it calls the node and which pod CIDRs
-    it gave it. Nothing is changed.
-  - Tells whether the daemon of this node needs a new token, too. The API server is asked whether it
-    accepts the one that the daemon has.
-  - A node that has not joined yet is no error; RV(joined) and RV(problem) say so.
+  - Asks the API server, with the kubelet's own kubeconfig, for the node's name and pod CIDRs.
+    Changes nothing.
+  - Also returns whether the daemon of this node needs a new token. It asks the API server whether
+    it accepts the daemon's current token.
+  - A node that has not joined yet is not an error. RV(joined) and RV(problem) say so.
 author:
   - The HeadCNI authors (@headcni)
 options:
   name:
-    description: What Kubernetes calls this node, if not by its host name.
+    description: The node's name in Kubernetes, if it is not its host name.
     type: str
     default: ""
   kubectl:
     description:
-      - How to run kubectl here. Without a path it is looked for where k3s puts it, too.
+      - The command that runs kubectl. Without a path it is also searched where k3s puts it.
     type: list
     elements: str
     default: [k3s, kubectl]
   kubeconfig:
-    description: The kubelet's own. It is there once the node has joined.
+    description: The kubelet's own kubeconfig, which exists after the node has joined.
     type: path
     default: /var/lib/rancher/k3s/agent/kubelet.kubeconfig
   daemon_kubeconfig:
-    description: The one that site.yml made for the daemon of this node.
+    description: The kubeconfig that C(site.yml) wrote for the daemon of this node.
     type: path
     default: /etc/headcni/kubeconfig
   token_file:
-    description: The daemon's token, which that kubeconfig leads to.
+    description: The file with the daemon's token, to which that kubeconfig refers.
     type: path
     default: /var/lib/headcni/kubernetes-token
   token_lifetime:
     description:
-      - How long a token should live, such as V(2160h). A token that lives longer is to be replaced.
+      - How long a token should be valid, such as V(2160h). A token with a longer lifetime is
+        replaced.
     type: str
     default: 2160h
   account:
@@ -50,18 +51,18 @@ options:
     default: headcni-node
   timeout:
     description:
-      - How many seconds to wait for the API server, and for the pod CIDR of a node that is new.
+      - How many seconds to wait for the API server, and for the pod CIDR of a new node.
     type: int
     default: 30
 attributes:
   check_mode:
-    description: Can run in check_mode; it changes nothing anyway.
+    description: Changes nothing, so check mode makes no difference.
     support: full
   diff_mode:
     description: It changes nothing.
     support: none
   platform:
-    description: The nodes it is for.
+    description: The platform of the nodes.
     support: full
     platforms: linux
 seealso:
@@ -80,20 +81,20 @@ joined:
   type: bool
   returned: success
 problem:
-  description: Why it is not, or why it has no pod CIDR; empty if all is well.
+  description: Why it is not, or why it has no pod CIDR. Empty if there is no problem.
   type: str
   returned: success
 name:
-  description: What Kubernetes calls the node.
+  description: The node's name in Kubernetes.
   type: str
   returned: success
 pod_cidrs:
-  description: What it gave the node for pods.
+  description: The pod CIDRs that Kubernetes assigned to the node.
   type: list
   elements: str
   returned: success
 cluster:
-  description: The API server's address and CA as a kubeconfig has them, for this very node.
+  description: The API server's address and CA as this node reaches it, in the format of kubeconfig.
   type: dict
   returned: success
 token:
@@ -102,15 +103,15 @@ token:
   returned: success
   contains:
     needed:
-      description: Whether a new token should be made.
+      description: Whether a new token should be created.
       type: bool
       returned: success
     reason:
-      description: Why; empty if none is needed.
+      description: The reason. Empty if no new token is needed.
       type: str
       returned: success
     expires:
-      description: When the present one expires; empty if there is none that does.
+      description: When the current token expires. Empty if there is no token that expires.
       type: str
       returned: success
 """
@@ -178,7 +179,7 @@ def main() -> None:
 
 
 def token(kubectl: kubernetes.Kubectl, name: str, given: dict, lifetime: int) -> dict[str, object]:
-    """Of the daemon. It renews it itself, well before anything of this is the case."""
+    """Whether the daemon's token must be replaced. Normally the daemon renews it much earlier."""
     known = held(given["daemon_kubeconfig"], given["token_file"])
     if known is None:
         return {"needed": True, "reason": "the daemon has no token that expires", "expires": ""}
@@ -189,8 +190,8 @@ def token(kubectl: kubernetes.Kubectl, name: str, given: dict, lifetime: int) ->
 
 
 def held(kubeconfig: str, token_file: str) -> Optional[bearer_token.BearerToken]:
-    """A kubeconfig that does not name the file is of an earlier version, with a token that never
-    expires."""
+    """The daemon's token. A kubeconfig that does not refer to the file is of an earlier version,
+    and its token never expires."""
     try:
         with open(kubeconfig, encoding="utf-8") as file:
             if token_file not in file.read(1 << 20):
@@ -210,7 +211,7 @@ def outdated(known: bearer_token.BearerToken, account: str, lifetime: int) -> st
         return f"the daemon's token expired on {until}"
     if now >= known.late_at:
         return f"the daemon has not renewed its token, which expires on {until}"
-    # A minute more is what an API server may round up to.
+    # The API server may round up to a whole minute.
     return (
         "the daemon's token lives longer than it should" if known.lifetime > lifetime + 60 else ""
     )
@@ -225,7 +226,7 @@ def is_accepted(kubectl: kubernetes.Kubectl, name: str) -> bool:
 
 
 def pod_cidrs(kubectl: kubernetes.Kubectl, name: str, seconds: int) -> list[str]:
-    """They come a moment after the node; and a server that restarts is back soon."""
+    """Wait: the CIDRs appear shortly after the node, and the API server may be restarting."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,34 +1,33 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Take HeadCNI off a node, a step at a time, and leave the node as it was."""
+"""Remove HeadCNI from a node step by step, and restore the node's previous state."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: headcni_leave
-short_description: Take HeadCNI off a node, and leave it as it was
+short_description: Remove HeadCNI from a node, and restore its previous state
 version_added: 0.1.0
 description:
-  - The steps of C(playbooks/uninstall.yml) that no other module does. How the node was before,
-    M(headcni.mesh.headcni_release) wrote down when it first installed a release.
-  - Each step may be repeated.
+  - The steps of C(playbooks/uninstall.yml) that no other module does. The node's previous state was
+    recorded by M(headcni.mesh.headcni_release) when it first installed a release.
+  - Each step can be repeated.
 author:
   - The HeadCNI authors (@headcni)
 options:
   state:
     description:
-      - V(asked) changes nothing, and tells which pods use the network and how the node was.
-      - V(idle) removes the bridge of pods if it has an address that is not of the node's pod CIDRs
-        any more, and no pod uses it; the next pod brings a new one.
-      - V(left) stops the daemon, takes the node's routes out of the mesh, frees what pods have, and
-        puts tailscaled's prefs back. The conflist must have been given back before.
-      - V(gone) puts the kernel's switches back and removes the files that are left. The release
-        must have been removed before.
+      - V(asked) changes nothing, and returns which pods use the network and the previous state.
+      - V(idle) removes the pods' bridge if it has an address that no longer belongs to the node's
+        pod CIDRs, and no pod uses it. The next pod creates a new one.
+      - V(left) stops the daemon, withdraws the node's routes from the mesh, releases addresses and
+        host ports of pods, and restores tailscaled's prefs. Restore the conflists first.
+      - V(gone) restores the sysctls and removes the remaining files. Remove the release first.
     type: str
     choices: [asked, idle, left, gone]
     default: asked
   with_pods:
-    description: Whether to go though pods use the network. They lose it.
+    description: Whether to proceed even though pods use the network. They lose connectivity.
     type: bool
     default: false
   network:
@@ -36,22 +35,21 @@ options:
     type: str
     default: headcni
   bridge:
-    description: The bridge of the pods.
+    description: The pods' bridge.
     type: str
     default: headcni0
   data_dir:
-    description: Where the plugin keeps its store.
+    description: The directory of the allocation store.
     type: path
     default: /var/lib/cni/headcni
   tailscale_removed:
     description:
-      - With V(gone), whether Tailscale has been removed as well. Then what tailscaled leaves behind
-        goes too, its state and cache, its switch of the kernel, and tables of iptables that are
-        empty.
+      - With V(gone), whether Tailscale has been removed as well. Then the module also removes what
+        tailscaled leaves behind, namely its state and cache, its sysctl and empty iptables tables.
     type: bool
     default: false
   keep_sysctls:
-    description: With V(gone), whether forwarding and the like stay as they are.
+    description: With V(gone), whether to keep forwarding and other sysctls as they are.
     type: bool
     default: false
 attributes:
@@ -59,7 +57,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Returns what goes.
+    details: Shows what is removed.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -68,7 +66,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See who uses the network
+- name: Read which pods use the network
   headcni.mesh.headcni_leave:
   register: node_use
 
@@ -79,12 +77,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 pods:
-  description: Who uses the network.
+  description: The pods that use the network.
   type: list
   elements: str
   returned: state is asked
 installed:
-  description: Whether there is a release.
+  description: Whether a release is installed.
   type: bool
   returned: state is asked
 mode:
@@ -101,11 +99,11 @@ tailscale_ours:
   type: bool
   returned: state is asked
 known_before:
-  description: Whether it is known how the node was.
+  description: Whether the node's previous state is known.
   type: bool
   returned: state is asked
 done:
-  description: What was done, or would be, in words.
+  description: What was done or would be done, in words.
   type: list
   elements: str
   returned: always
@@ -114,13 +112,13 @@ done:
 import ipaddress
 import json
 import os
-import re
 import shutil
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     mode_switch,
+    nft_leftovers,
     node,
     node_baseline,
     node_config,
@@ -145,7 +143,6 @@ FILES = (
 STATE = "/var/lib/headcni"
 TAILSCALES = ("/var/lib/tailscale", "/var/cache/tailscale", "/run/tailscale")
 IPTABLES = ("filter", "nat", "mangle", "raw", "security")
-ITS_MARK = re.compile(r"\b0x0*ff0000\b")  # the bits of packets' marks that are tailscaled's own
 SOURCE_MARK = "net/ipv4/conf/all/src_valid_mark"
 
 
@@ -169,7 +166,7 @@ def main() -> None:
     except (mode_switch.SwitchError, node_config.ConfigError, node.NodeError) as problem:
         module.fail_json(msg=str(problem))
     except LocalAPIError as problem:
-        module.fail_json(msg=f"tailscaled's prefs were not put back: {problem}")
+        module.fail_json(msg=f"tailscaled's prefs were not restored: {problem}")
     except OSError as problem:
         module.fail_json(msg=f"{problem.filename or 'the node'}: {problem.strerror or problem}")
 
@@ -204,15 +201,15 @@ def idle(module: AnsibleModule) -> dict:
 
 def has_former_address(bridge: str) -> bool:
     cidrs = [
-        ipaddress.ip_network(one)
-        for one in mode_switch.configuration()["network"]["podCIDR"]["nodeLocal"]
+        ipaddress.ip_network(cidr)
+        for cidr in mode_switch.configuration()["network"]["podCIDR"]["nodeLocal"]
     ]
     shown = run("ip", "-j", "address", "show", "dev", bridge, "scope", "global")
     addresses = [
-        ipaddress.ip_address(one["local"])
+        ipaddress.ip_address(address["local"])
         for link in json.loads(shown.stdout or "[]")
-        for one in link.get("addr_info", [])
-        if one  # those of another scope are there, but empty
+        for address in link.get("addr_info", [])
+        if address  # addresses of other scopes are listed as empty objects
     ]
     return any(all(address not in cidr for cidr in cidrs) for address in addresses)
 
@@ -222,7 +219,7 @@ def is_bridge(name: str) -> bool:
 
 
 def tailscale_is_ours(before: dict) -> bool:
-    """Also if a run that was cut off has removed its unit."""
+    """Also if an interrupted run has already removed its unit."""
     tailscale = before.get("tailscale") or {}
     has_unit = is_ours(node_config.read(UNIT) or "")
     return tailscale.get("joined") is False and (has_unit or bool(tailscale.get("ours")))
@@ -231,11 +228,11 @@ def tailscale_is_ours(before: dict) -> bool:
 def pods() -> list[str]:
     said = ctl("pods", "--json")
     found = json.loads(said)
-    return sorted({pod_name(one) or one["container_id"][:20] for one in found})
+    return sorted({pod_name(attachment) or attachment["container_id"][:20] for attachment in found})
 
 
-def pod_name(one: dict) -> str:
-    return "/".join(part for part in (one["namespace"], one["pod"]) if part)
+def pod_name(attachment: dict) -> str:
+    return "/".join(part for part in (attachment["namespace"], attachment["pod"]) if part)
 
 
 def ctl(*words: str) -> str:
@@ -279,7 +276,7 @@ def left(module: AnsibleModule) -> dict:
     if users and not given["with_pods"]:
         raise node.NodeError(
             f"{len(users)} pods use this network ({', '.join(users[:8])}): drain the node first, "
-            "or say with_pods, and they lose it"
+            "or set with_pods, and they lose connectivity"
         )
     before = node_baseline.recall()
     done += stop(DAEMON, dry)
@@ -292,18 +289,18 @@ def left(module: AnsibleModule) -> dict:
     if os.path.exists(node_config.PATH):
         config = mode_switch.configuration()
         mode, cidrs = mode_switch.mode_of(config), config["network"]["podCIDR"]["nodeLocal"]
-        with mode_switch.alone() as handle:  # what a switch that was cut off has left
+        with mode_switch.alone() as handle:  # what an interrupted switch of modes has left
             mode_switch.drop(handle, modes.other(mode), node_baseline.own_socket(before))
         done += ctl("leave", *(["--keep-pods"] if users else [])).splitlines()
     done += stop(TAILSCALED, dry)
     done += free_pods(given["network"], cidrs)
     done += kernel_leftovers(given["bridge"])
-    done += put_prefs_back(before)
+    done += restore_prefs(before)
     return {"changed": bool(done), "done": done, "diff": shown(done)}
 
 
 def free_pods(network: str, cidrs: list[str]) -> list[str]:
-    """By the plugin itself: no attachment is valid any more."""
+    """Let the plugin release everything: no attachment is valid any more."""
     if not cidrs:
         return []
     conf = {
@@ -311,14 +308,15 @@ def free_pods(network: str, cidrs: list[str]) -> list[str]:
         "name": network,
         "type": "headcni",
         "pod_cidr": cidrs,
-        "enable_ipv6": any(":" in one for one in cidrs),
+        "enable_ipv6": any(":" in cidr for cidr in cidrs),
         "cni.dev/valid-attachments": [],
     }
     plugin = os.path.join(node_config.RELEASE, "bin", "headcni")
     env = {"PATH": os.environ.get("PATH", ""), "CNI_COMMAND": "GC", "CNI_PATH": "/opt/cni/bin"}
     done = run(plugin, stdin=json.dumps(conf), env=env)
     if done.returncode != 0:
-        return [f"not everything of pods could be freed: {' '.join(done.stdout.split())[-300:]}"]
+        said = " ".join(done.stdout.split())[-300:]
+        return [f"not everything that pods used could be released: {said}"]
     return []
 
 
@@ -327,67 +325,16 @@ def kernel_leftovers(bridge: str) -> list[str]:
     if is_bridge(bridge):
         must("ip", "link", "del", bridge)
         done.append(f"link {bridge} removed")
-    for family, name, _unused in tables():
+    for family, name, _unused in nft_leftovers.tables():
         if name == "headcni" or name.startswith("headcni_"):
             must("nft", "delete", "table", family, name)
             done.append(f"nft table {family} {name} removed")
     return done
 
 
-def tables() -> list[tuple[str, str, bool]]:
-    """Family, name, and whether anything in it is not tailscaled's: its own rules it leaves behind.
-    A chain without a rule may drop packets all the same."""
-    said = run("nft", "-j", "list", "ruleset")
-    listed = json.loads(said.stdout)["nftables"] if said.returncode == 0 else []
-    marking = rules_with_its_mark(run("nft", "-a", "list", "ruleset").stdout)
-    used = {
-        (one[kind]["family"], one[kind]["table"])
-        for one in listed
-        for kind in ("rule", "set", "map")
-        if kind in one and not (kind == "rule" and is_tailscales(one["rule"], marking))
-    }
-    used |= {
-        (one["chain"]["family"], one["chain"]["table"])
-        for one in listed
-        if "chain" in one and not is_idle(one["chain"])
-    }
-    found = [one["table"] for one in listed if "table" in one]
-    return [(one["family"], one["name"], (one["family"], one["name"]) in used) for one in found]
-
-
-def is_tailscales(rule: dict, marking: set[tuple[str, str, int]]) -> bool:
-    """It is in a chain of tailscaled's, leads to one, or is about its bits of the mark."""
-    leads = any((one.get("jump") or {}).get("target", "").startswith("ts-") for one in rule["expr"])
-    return (
-        leads
-        or rule["chain"].startswith("ts-")
-        or (rule["family"], rule["table"], rule["handle"]) in marking
-    )
-
-
-def rules_with_its_mark(text: str) -> set[tuple[str, str, int]]:
-    """Family, table and handle, from nft's text: its JSON does not say what is in a match or a
-    target that iptables has made."""
-    found = set()
-    family = table = ""
-    for line in text.splitlines():
-        if line.startswith("table "):
-            family, table = line.split()[1:3]
-        rule, handle = line.partition(" # handle ")[::2]
-        if rule.startswith("\t\t") and ITS_MARK.search(rule):
-            found.add((family, table, int(handle)))
-    return found
-
-
-def is_idle(chain: dict) -> bool:
-    """Whether a chain does nothing by itself, and was made by iptables or tailscaled."""
-    if "hook" in chain:
-        return chain.get("policy", "accept") == "accept"
-    return chain["name"].startswith("ts-")
-
-
-def put_prefs_back(before: dict) -> list[str]:
-    """Those that a join has turned, if the node's tailscaled was joined before and still is."""
+def restore_prefs(before: dict) -> list[str]:
+    """Restore the prefs that the join has changed, if the node's tailscaled was joined before, and
+    is still joined to the same server."""
     was = (before.get("tailscale") or {}).get("prefs")
     if not was:
         return []
@@ -395,7 +342,7 @@ def put_prefs_back(before: dict) -> list[str]:
     try:
         now = api.prefs()
     except LocalAPIError:
-        return ["the node's tailscaled does not run: its prefs stay as they are"]
+        return ["the node's tailscaled does not run: its prefs were not changed"]
     if not same_server(str(was.get("ControlURL") or ""), str(now.get("ControlURL") or "")):
         return [f"the node's tailscaled was joined to {was.get('ControlURL')}, and is not now"]
     edits = node_baseline.prefs_to_turn_back(before, now)
@@ -407,19 +354,19 @@ def put_prefs_back(before: dict) -> list[str]:
 def gone(module: AnsibleModule) -> dict:
     given, dry = module.params, module.check_mode
     if node_release.current() is not None and not dry:
-        raise node.NodeError("there is still a release: remove it first, by headcni_release")
+        raise node.NodeError("a release is still installed: remove it first, with headcni_release")
     before = node_baseline.recall()
     done = []
     if not given["keep_sysctls"]:
         done += sysctls(before, given["tailscale_removed"], dry)
     if given["tailscale_removed"]:
-        for family, name, used in tables():
+        for family, name, used in nft_leftovers.tables():
             if name in IPTABLES and not used:
                 done.append(f"empty nft table {family} {name} removed")
                 if not dry:
                     must("nft", "delete", "table", family, name)
     removed = [*FILES, given["data_dir"], *(TAILSCALES if given["tailscale_removed"] else ())]
-    for path in [*removed, STATE]:  # with what was known of before, so it is the last
+    for path in [*removed, STATE]:  # last, because it holds the record of the previous state
         if os.path.lexists(path):
             done.append(f"{path} removed")
             if not dry:
@@ -445,7 +392,7 @@ def sysctls(before: dict, tailscale_removed: bool, dry: bool) -> list[str]:
 
 
 def shown(done: list[str]) -> dict:
-    return {"before": "", "after": "".join(f"{one}\n" for one in done)}
+    return {"before": "", "after": "".join(f"{line}\n" for line in done)}
 
 
 if __name__ == "__main__":

@@ -1,46 +1,46 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""A node's way from one mode to the other, a step at a time."""
+"""Switch a node from one mode to the other, step by step."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: headcni_mode
-short_description: Take a node from one mode to the other, a step at a time
+short_description: Switch a node from one mode to the other, step by step
 version_added: 0.1.0
 description:
-  - The steps of C(playbooks/switch_mode.yml) that are done on the node. Between them the controller
-    joins the other tailscaled and gives it the node's routes at Headscale.
-  - Each step may be repeated, and each can tell how far an earlier run has come.
+  - The steps of C(playbooks/switch_mode.yml) that run on the node. Between them the controller
+    joins the other tailscaled and moves the node's routes to it in Headscale.
+  - Each step can be repeated, and each returns how far an earlier run got.
 author:
   - The HeadCNI authors (@headcni)
 options:
   mode:
-    description: The mode that the node is to be in.
+    description: The mode to switch to.
     type: str
     choices: [host, daemon]
     required: true
   state:
     description:
-      - V(settled) changes nothing but what a move that was cut off has left, and tells how the node
-        stands.
-      - V(begun) notes that a switch has begun, and O(keys), as V(prepared) does again.
-      - V(prepared) has the node's pods served by the tailscaled of O(mode) as well, and sends
-        each packet by both. The configuration to come must be there as C(config.yaml.next).
-      - V(moved) sends everything by it. If the daemon is not ready then, it is moved back.
-      - V(dropped) takes back what was changed for the other mode.
-      - V(finished) removes the note.
+      - V(settled) only repairs what an interrupted move has left, and returns the node's state.
+      - V(begun) records that a switch has begun, with O(keys). V(prepared) does that as well.
+      - V(prepared) lets the tailscaled of O(mode) serve the node's pods, too, and sends each packet
+        through both. The new configuration must already be in C(config.yaml.next).
+      - V(moved) sends all packets through the tailscaled of O(mode). If the daemon does not become
+        ready, it moves them back.
+      - V(dropped) undoes the changes for the other mode.
+      - V(finished) removes the record of the switch.
     type: str
     choices: [settled, begun, prepared, moved, dropped, finished]
     default: settled
   keys:
-    description: The node keys of the identities, by mode, for the note. Those known before stay.
+    description: The node keys of the identities by mode, for the record. Recorded keys are kept.
     type: dict
     default: {}
   forget:
     description:
-      - With V(finished), whether to remove the state of a tailscaled of ours that was left. For the
-        case that its identity was removed from Headscale.
+      - With V(finished), whether to remove the state of HeadCNI's own tailscaled, if the node no
+        longer uses it. Set this if its identity has been removed from Headscale.
     type: bool
     default: false
   socket:
@@ -53,7 +53,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Returns the mode before and after.
+    details: Shows the mode before and after.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -62,12 +62,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See how the node stands
+- name: Read the node's mode
   headcni.mesh.headcni_mode:
     mode: daemon
   register: node_mode
 
-- name: Serve its pods by both
+- name: Serve its pods through both tailscaleds
   headcni.mesh.headcni_mode:
     mode: daemon
     state: prepared
@@ -75,7 +75,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 mode:
-  description: The mode that the node is in, or would be.
+  description: The node's mode, or the mode it would have.
   type: str
   returned: success
 unfinished:
@@ -83,11 +83,11 @@ unfinished:
   type: bool
   returned: success
 left_mode:
-  description: The mode that it was in when the switch began; else empty.
+  description: The mode that the node had when the switch began. Empty if there is no switch.
   type: str
   returned: success
 keys:
-  description: The node keys of both identities, as far as the note has them.
+  description: The node keys of both identities, as far as they are recorded.
   type: dict
   returned: success
 done:
@@ -100,7 +100,7 @@ pod_cidrs:
   elements: str
   returned: state is settled
 targets:
-  description: What pods should reach, as M(headcni.mesh.headcni_probe) takes it.
+  description: What pods should reach, in the format of M(headcni.mesh.headcni_probe).
   type: list
   elements: dict
   returned: state is settled
@@ -185,7 +185,7 @@ def step(module: AnsibleModule, handle: int) -> dict:
 
 
 def targets(config: dict) -> list[dict]:
-    """Nobody, if the tailscaled in charge does not say whom there is."""
+    """Empty if the current tailscaled does not answer."""
     if not config:
         return []
     path = modes.socket_of(mode_switch.mode_of(config), config["tailscale"]["socket"]["path"])

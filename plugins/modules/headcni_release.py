@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Install a release of the runtime on a node, and say which one is in use."""
+"""Install a release of the runtime on a node, and return which release is in use."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ module: headcni_release
 short_description: Install a release of the HeadCNI runtime on a node
 version_added: 0.1.0
 description:
-  - Installs the runtime as C(/opt/headcni/releases/VERSION/), compiled for the node's own
-    C(/usr/bin/python3), and makes C(/opt/headcni/current) lead to it in one step. A release that
-    does not run on the node never becomes the current one.
+  - Installs the runtime in C(/opt/headcni/releases/VERSION/), compiled for the node's own
+    C(/usr/bin/python3), and atomically switches C(/opt/headcni/current) to it. A release that does
+    not run on the node never becomes the current one.
   - Links the CNI programs into the container runtime's directories and the command C(headcnictl)
-    into the path, and puts the systemd units in place.
-  - The controller builds the tarball from the collection itself if I(src) is not given, once for
-    each state of the sources, and keeps it in the user's cache directory. It is sent only to nodes
-    that lack this very build.
+    into the path, and installs the systemd units.
+  - If I(src) is not given, the controller builds the tarball from the collection, once for each
+    version of the sources, and keeps it in the user's cache directory. It is sent only to nodes
+    that do not have this build.
 author:
   - The HeadCNI authors (@headcni)
 options:
   state:
     description:
       - V(present) installs the release and makes it the current one.
-      - V(absent) removes the release I(version); without one, all releases, links and units. The
-        services must have been stopped before.
+      - V(absent) removes the release I(version). Without I(version) it removes all releases, links
+        and units. Stop the services first.
     type: str
     choices: [present, absent]
     default: present
   src:
     description:
-      - A tarball C(headcni-runtime-VERSION.tar.gz) on the controller, as C(make release) builds it.
+      - A tarball C(headcni-runtime-VERSION.tar.gz) on the controller, built with C(make release).
       - By default the controller builds it from the collection.
     type: path
   wheels:
     description:
-      - A directory on the controller with the wheels that C(plugins/cni/requirements.lock) names,
-        for a controller that reaches no package index.
+      - A directory on the controller with the wheels of C(plugins/cni/requirements.lock), for a
+        controller without access to a package index.
     type: path
   version:
     description:
-      - A release that is on the node already, to switch to it, as a roll-back does.
-      - Nothing is built and nothing sent then, unless I(src) is given too.
+      - A release that is already on the node, to switch to it, for example for a roll-back.
+      - Then nothing is built or sent, unless I(src) is given, too.
     type: str
   checksum:
     description:
-      - The SHA-256 of the tarball, in hexadecimal, as it is known from elsewhere.
-      - By default that of the file on the controller. The node checks what it received in any case.
+      - The SHA-256 of the tarball, in hexadecimal, if you know it from another source.
+      - By default the SHA-256 of the file on the controller. The node always checks the tarball.
     type: str
   cni_bin_dirs:
-    description: Where the container runtime looks for CNI plugins.
+    description: The directories in which the container runtime looks for CNI plugins.
     type: list
     elements: path
     default: [/opt/cni/bin]
   bin_dir:
-    description: Where the command C(headcnictl) is linked.
+    description: The directory of the link to the command C(headcnictl).
     type: path
     default: /usr/local/bin
   plugin_dirs:
     description:
-      - Where a C(loopback) plugin may be found, if I(cni_bin_dirs) have none. containerd calls it
-        for each pod. The release's own is linked only where none of them has one.
+      - Directories to search for a C(loopback) plugin, if I(cni_bin_dirs) have none. containerd
+        calls it for each pod. The release's own plugin is linked only if no other is found.
     type: list
     elements: path
     default:
@@ -69,20 +69,20 @@ options:
       - /var/lib/rancher/k3s/data/cni
       - /var/lib/rancher/k3s/data/current/bin
   keep:
-    description: How many releases stay on the node, the current one and the one before it included.
+    description: How many releases to keep, including the current and the previous one.
     type: int
     default: 3
   tailscale_socket:
     description:
-      - Where the node's own tailscaled answers. The first installation notes its prefs, so that
-        removing HeadCNI can turn back what was changed of them.
+      - The socket of the node's own tailscaled. The first installation records its prefs, so that
+        they can be restored when HeadCNI is removed.
     type: path
     default: /run/tailscale/tailscaled.sock
     version_added: 0.2.0
   native_shim:
     description:
       - Whether the container runtime starts the native shim, if the release has one for the node's
-        architecture. It only hands calls to the daemon, without starting Python for that.
+        architecture. It forwards calls to the daemon without starting Python.
       - With V(false), and on other architectures, it starts the Python shim.
     type: bool
     default: true
@@ -92,7 +92,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Returns which links, units and releases change.
+    details: Shows which links, units and releases change.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -101,14 +101,14 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Install the runtime that this collection carries
+- name: Install the runtime in this collection
   headcni.mesh.headcni_release:
 
 - name: Install a tarball that was built elsewhere
   headcni.mesh.headcni_release:
     src: files/headcni-runtime-0.1.0.tar.gz
 
-- name: Go back to the release before
+- name: Roll back to an earlier release
   headcni.mesh.headcni_release:
     version: 0.0.9
 """
@@ -120,11 +120,11 @@ current:
   returned: success
   sample: {name: 0.1.0, version: 0.1.0, digest: 1f0c…}
 previous:
-  description: The release that was in use before; none on a fresh node.
+  description: The release that was in use before. None on a fresh node.
   type: dict
   returned: success
 installed:
-  description: Every release on the node, the latest to be installed last.
+  description: Every release on the node, in the order of their installation.
   type: list
   elements: dict
   returned: success
@@ -134,17 +134,17 @@ removed:
   elements: str
   returned: success
 units_changed:
-  description: Units whose file is another now; systemd was told.
+  description: Units whose file has changed. systemd has been reloaded.
   type: list
   elements: str
   returned: success
 shim:
-  description: Which shim the container runtime starts, and why if it is Python's.
+  description: The shim that the container runtime starts, with the reason if it is Python's.
   type: str
   returned: success
   sample: native (x86_64)
 loopback:
-  description: Where the loopback plugin comes from; empty if neither node nor release has one.
+  description: Where the loopback plugin comes from. Empty if neither node nor release has one.
   type: str
   returned: success
 """
@@ -207,7 +207,7 @@ def present(module: AnsibleModule) -> dict:
     release = node_release.find(node_release.installed(), version, given["checksum"] or "")
     if release is None:
         if not given["checksum"]:
-            there = ", ".join(one.name for one in node_release.installed()) or "none"
+            there = ", ".join(release.name for release in node_release.installed()) or "none"
             raise node_release.ReleaseError(
                 f"version: {version} is not on this node; there are: {there}"
             )
@@ -287,7 +287,7 @@ def absent(module: AnsibleModule) -> dict:
         running = [n for n in node_release.unit_names() if node.unit(n).is_active]
         if running:
             raise node_release.ReleaseError(f"{', '.join(running)}: still running; stop it first")
-    removed = [one.name for one in node_release.installed()]
+    removed = [release.name for release in node_release.installed()]
     node_release.remove(wanted_of(module.params), steps, dry=dry)
     if steps and not dry and node.has_systemd():
         node.order("daemon-reload")

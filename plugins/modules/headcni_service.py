@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Keep a service of HeadCNI running with what is installed now, and wait until it is ready."""
+"""Keep a service of HeadCNI running with the installed version, and wait until it is ready."""
 
 from __future__ import annotations
 
@@ -10,55 +10,57 @@ short_description: Run the services of HeadCNI on a node
 version_added: 0.1.0
 description:
   - Starts and enables C(headcni-daemon.service) or C(headcni-tailscaled.service).
-  - A service that runs, but was started before the release, the unit, the configuration or the
-    tailscaled that are there now, is restarted, so a play that was cut off is finished by the next
-    one. Pods do not notice a restart of the daemon.
-  - Waits until the daemon says that it is ready; if it does not, every condition that does not hold
-    is named. Waits until tailscaled answers at its socket; one that ends instead is quoted.
+  - Restarts a running service if its release, unit, configuration or tailscaled has changed since
+    it was started. So the next run finishes an interrupted one. A restart of the daemon does not
+    affect pods.
+  - Waits until the daemon reports that it is ready. If it does not, the failure names every
+    condition that is not met. Waits until tailscaled answers on its socket. If it ends instead, the
+    failure quotes its last message.
 author:
   - The HeadCNI authors (@headcni)
 options:
   name:
-    description: Which one.
+    description: The service.
     type: str
     choices: [headcni-daemon, headcni-tailscaled]
     required: true
   state:
-    description: What to do. V(stopped) also disables it.
+    description: What to do. V(stopped) also disables the service.
     type: str
     choices: [started, restarted, stopped]
     default: started
   restart:
-    description: Whether something changed in this play that needs a restart.
+    description: Whether this play has changed something that needs a restart.
     type: bool
     default: false
   reload:
-    description: Whether something changed in this play that needs a reload.
+    description: Whether this play has changed something that needs a reload.
     type: bool
     default: false
   environment:
     description:
-      - Variables of C(headcni-tailscaled), written to C(/etc/default/headcni-tailscaled).
-      - The file is left alone if this is not given.
+      - Environment variables of C(headcni-tailscaled), written to
+        C(/etc/default/headcni-tailscaled).
+      - If this is not given, the file is not changed.
     type: dict
   port:
-    description: The UDP port of C(headcni-tailscaled); one that runs with another is restarted.
+    description: The UDP port of C(headcni-tailscaled). If it uses another port, it is restarted.
     type: int
   ready_address:
-    description: Where the daemon's monitor listens. Without one, what systemd says is enough.
+    description: The address of the daemon's monitor. Without it, systemd's state is enough.
     type: str
   ready_port:
     description: The port of the monitor.
     type: int
     default: 9001
   ready_timeout:
-    description: How many seconds to wait until the service is ready. V(0) does not ask.
+    description: How many seconds to wait until the service is ready. V(0) does not wait.
     type: int
     default: 60
   ready_without:
     description:
-      - Conditions that need not hold; those that do not are told as warnings.
-      - By default V(pods), the watch of pods, as a node may be made before there is an API server.
+      - Conditions that need not be met. If they are not met, there is a warning.
+      - By default V(pods), the watch of pods, because a node may be set up before the API server.
     type: list
     elements: str
     default: [pods]
@@ -67,7 +69,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Returns the state of the service before and after.
+    details: Shows the state of the service before and after.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -88,11 +90,11 @@ action:
   type: str
   returned: success
 reason:
-  description: Why it was restarted.
+  description: Why the service was restarted.
   type: str
   returned: success
 conditions:
-  description: What the daemon says about itself, a condition each.
+  description: The conditions that the daemon reports.
   type: list
   elements: dict
   returned: when the daemon was asked
@@ -113,7 +115,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi impor
 ENVIRONMENT = "/etc/default/headcni-tailscaled"
 UNIT_DIR = "/etc/systemd/system"
 POLL_SECONDS = 0.25
-LIVES = 3  # a service that has ended so often will not stay up
+LIVES = 3  # a service that has been started this often does not stay up
 
 
 def main() -> None:
@@ -144,7 +146,7 @@ def main() -> None:
 
 def run(module: AnsibleModule) -> dict:
     given, name = module.params, f"{module.params['name']}.service"
-    variables, opened = environment(module), close(module)
+    variables, opened = environment(module), restore_mode(module)
     before = node.unit(name)
     if before.load == "not-found" and not module.check_mode:
         raise node.NodeError(f"{name} is not installed: install a release first")
@@ -200,7 +202,7 @@ def decide(given: dict, unit: node.Unit, variables) -> tuple[str, str]:
 
 
 def sources(name: str) -> list[str]:
-    """What a service is made of: whichever is newer than the service asks for a restart."""
+    """The files that a service uses. If one is newer than the service, it needs a restart."""
     unit = os.path.join(UNIT_DIR, f"{name}.service")
     if name == "headcni-daemon":
         return [node_config.RELEASE, unit, node_config.PATH]
@@ -216,7 +218,7 @@ def has_port(pid: int, port: int) -> bool:
 
 
 def was_replaced(pid: int) -> bool:
-    """Whether the program that a process runs is there no more, but for that process."""
+    """Whether the program of a process has been deleted or replaced on disk."""
     try:
         return os.readlink(f"/proc/{pid}/exe").endswith(" (deleted)")
     except OSError:
@@ -224,7 +226,7 @@ def was_replaced(pid: int) -> bool:
 
 
 def changed_at(path: str) -> float:
-    """Of the file itself: for `current`, when the link was switched."""
+    """The time of the file itself: for the link `current`, when it was switched."""
     try:
         return os.lstat(path).st_mtime
     except FileNotFoundError:
@@ -232,7 +234,7 @@ def changed_at(path: str) -> float:
 
 
 def environment(module: AnsibleModule):
-    """Write the variables; the text before and after if it changed."""
+    """Write the variables, and return the text before and after if it changed."""
     wanted = module.params["environment"]
     if wanted is None:
         return None
@@ -249,8 +251,8 @@ def environment(module: AnsibleModule):
     return node_config.redacted_env(old or ""), node_config.redacted_env(text)
 
 
-def close(module: AnsibleModule) -> str:
-    """As it was written, without a restart; in words, what was to be done."""
+def restore_mode(module: AnsibleModule) -> str:
+    """Restore the mode of the file, without a restart. Returns in words what was wrong."""
     if module.params["environment"] is None or not os.path.exists(ENVIRONMENT):
         return ""
     mode = os.stat(ENVIRONMENT).st_mode & 0o7777
@@ -299,10 +301,12 @@ def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
     deadline = time.monotonic() + given["ready_timeout"]
     while True:
         answer = monitor.ready(given["ready_address"], given["ready_port"])
-        lacking = [one for one in answer.conditions if not one["ok"]]
-        if answer.conditions and all(one["name"] in given["ready_without"] for one in lacking):
-            for one in lacking:
-                module.warn(f"{name}: {one['name']}: {one['reason']}")
+        lacking = [condition for condition in answer.conditions if not condition["ok"]]
+        if answer.conditions and all(
+            condition["name"] in given["ready_without"] for condition in lacking
+        ):
+            for condition in lacking:
+                module.warn(f"{name}: {condition['name']}: {condition['reason']}")
             return answer.conditions
         if time.monotonic() > deadline:
             said = "; ".join(answer.problems) or "no answer"
@@ -314,11 +318,11 @@ def wait_until_ready(module: AnsibleModule, name: str) -> list[dict]:
 
 
 def wait_until_it_answers(name: str, seconds: float) -> None:
-    """systemd hears from tailscaled that it is ready before it has a TUN and a firewall: without
-    them it ends, and is started again and again."""
+    """tailscaled tells systemd that it is ready before it has a TUN and a firewall. Without them it
+    ends, and systemd restarts it again and again."""
     api = LocalAPI(modes.SOCKETS["daemon"], timeout=3.0)
     deadline = time.monotonic() + seconds
-    lives: list[int] = []  # the processes that it was
+    lives: list[int] = []  # the process ids that it has had
     while True:
         pid = node.unit(name).pid
         if pid and pid not in lives:

@@ -11,30 +11,30 @@ version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Reads what a Headscale server knows, and changes nothing. No keys are in the answer.
-  - Fails if the server cannot be reached or does not accept the API key, and so is a check of both.
+  - Changes nothing. The result contains no pre-auth keys or API keys.
+  - Fails if the server cannot be reached or does not accept the API key, so it checks both.
 options:
   gather:
     description:
-      - What to ask for. V(nodes) brings the nodes and, made from the same answer, their routes.
+      - What to read. V(nodes) returns the nodes and their routes.
     type: list
     elements: str
     choices: [version, users, nodes]
     default: [version, users, nodes]
   user:
-    description: Only nodes of this user.
+    description: Return only nodes of this user.
     type: str
   tag:
-    description: Only nodes with this tag.
+    description: Return only nodes with this tag.
     type: str
   name:
-    description: Only nodes of this name or host name.
+    description: Return only nodes with this name or host name.
     type: str
   node_key:
-    description: Only the node with this key.
+    description: Return only the node with this key.
     type: str
   online:
-    description: Only nodes that are, or are not, online.
+    description: Return only nodes that are online (V(true)) or offline (V(false)).
     type: bool
 attributes:
   check_mode:
@@ -46,7 +46,7 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: See that Headscale can be reached and takes the key
+- name: Check that Headscale answers and accepts the key
   headcni.mesh.headscale_info:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -63,12 +63,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
-  description: The server's version, or that of its API if it does not tell.
+  description: The server's version, or the version of its API if the server does not return one.
   returned: V(version) is in O(gather)
   type: str
   sample: 0.29.2
 clock_skew:
-  description: By how many seconds the server's clock is ahead of ours, to the second.
+  description: How many seconds the server's clock is ahead of the controller's.
   returned: success
   type: int
 users:
@@ -84,39 +84,39 @@ nodes:
   elements: dict
   contains:
     id:
-      description: Its number.
+      description: The node's id.
       type: str
     node_key:
-      description: Its key.
+      description: The node's key.
       type: str
     name:
-      description: Its name, a DNS label.
+      description: The node's name, a DNS label.
       type: str
     hostname:
-      description: What the machine calls itself.
+      description: The machine's own host name.
       type: str
     user:
-      description: The user it belongs to.
+      description: The user who owns the node.
       type: str
     tags:
-      description: Its tags.
+      description: The node's tags.
       type: list
       elements: str
     addresses:
-      description: Its addresses in the tailnet.
+      description: The node's tailnet addresses.
       type: list
       elements: str
     online:
       description: Whether it is connected to Headscale.
       type: bool
     last_seen:
-      description: When it last was.
+      description: When the node was last connected.
       type: str
     expiry:
-      description: When it expires. Empty if never.
+      description: When the node's key expires. Empty if it does not.
       type: str
     available_routes:
-      description: The routes that it advertises.
+      description: The routes that the node advertises.
       type: list
       elements: str
     approved_routes:
@@ -124,7 +124,7 @@ nodes:
       type: list
       elements: str
     served_routes:
-      description: The routes that others send to it.
+      description: The routes for which other nodes send traffic to this node.
       type: list
       elements: str
 routes:
@@ -176,11 +176,11 @@ def _gathered(server: Headscale, given: dict[str, Any]) -> dict[str, Any]:
     gather = given["gather"]
     found: dict[str, Any] = {}
     if "nodes" in gather:
-        nodes = [node for node in server.nodes() if _meant(node, given)]
+        nodes = [node for node in server.nodes() if _selected(node, given)]
         found["nodes"] = [node.as_dict() for node in nodes]
         found["routes"] = [route for node in nodes for route in _routes(node)]
     if "users" in gather or "nodes" not in gather:
-        # Anybody may ask for the version; the key is tried all the same.
+        # The version needs no key, so read the users to check the key.
         users = server.users()
         if "users" in gather:
             found["users"] = [user.as_dict() for user in users]
@@ -190,7 +190,7 @@ def _gathered(server: Headscale, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _meant(node: Node, given: dict[str, Any]) -> bool:
+def _selected(node: Node, given: dict[str, Any]) -> bool:
     return (
         given["user"] in (None, node.user)
         and given["name"] in (None, node.name, node.hostname)

@@ -6,59 +6,59 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_node
-short_description: Rename, tag, expire or remove nodes at a Headscale server
+short_description: Rename, tag, expire or remove nodes of a Headscale server
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Changes what a Headscale server holds about one node. A node gets there by joining, not by this
-    module.
-  - O(node_keys) removes any number of nodes, and lists the server's nodes once for all of them.
+  - Changes one node of a Headscale server. It cannot create nodes; a node appears when it joins.
+  - With O(node_keys) it removes any number of nodes, and reads the list of nodes only once.
 options:
   id:
-    description: The node's number at Headscale.
+    description: The node's id in Headscale.
     type: str
   node_key:
-    description: The node's key, C(nodekey:) and 64 digits, as C(tailscale status --json) has it.
+    description: The node's key, C(nodekey:) and 64 digits, as in C(tailscale status --json).
     type: str
   name:
     description:
-      - The node's name at Headscale, or its host name.
-      - If more than one node has it, that is an error which lists their ids.
+      - The node's name in Headscale, or its host name.
+      - If several nodes have this name, the module fails and lists their ids.
     type: str
   node_keys:
     description:
-      - The keys of nodes that are to be removed, all of them. Only with O(state=absent).
-      - A key that Headscale does not know is passed over.
+      - The keys of nodes to remove. Only with O(state=absent).
+      - A key that Headscale does not know is ignored.
     type: list
     elements: str
   problems:
     description:
-      - What becomes of a node of O(node_keys) that cannot be removed. The others are, in any case.
-      - V(fail) fails, and V(report) only says why in RV(problems). A server that cannot be asked
-        for its nodes is a failure all the same.
+      - What to do if a node of O(node_keys) cannot be removed. The others are always removed.
+      - V(fail) fails. V(report) only returns the reason in RV(problems). If the server does not
+        return its nodes, the module fails in both cases.
     type: str
     choices: [fail, report]
     default: fail
   state:
-    description: V(absent) removes the node. It has to join again to come back.
+    description: V(absent) removes the node. To return, it must join again.
     type: str
     choices: [present, absent]
     default: present
   new_name:
-    description: What the node is to be called, as a DNS label.
+    description: The new name of the node, a DNS label.
     type: str
   tags:
     description:
-      - The tags that the node is to have, all of them.
-      - From Headscale 0.28 on, each must be in the policy's C(tagOwners), and the last one cannot
-        be taken away.
+      - The complete list of tags for the node.
+      - With Headscale 0.28 and newer, each tag must be in the policy's C(tagOwners), and the last
+        tag of a node cannot be removed.
     type: list
     elements: str
   expiry:
     description:
-      - V(now) expires the node's key, unless it has expired. The node then has to log in again.
-      - V(never) lets it never expire. Headscale can do that from 0.29 on.
+      - V(now) expires the node's key, unless it has already expired. Then the node must log in
+        again.
+      - V(never) means that the key never expires. This needs Headscale 0.29 or newer.
     type: str
     choices: [now, never]
 attributes:
@@ -74,7 +74,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Remove what a reinstalled machine left behind
+- name: Remove the old identity of a reinstalled machine
   headcni.mesh.headscale_node:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -82,7 +82,7 @@ EXAMPLES = r"""
     state: absent
   delegate_to: localhost
 
-- name: Remove many of them, with one listing
+- name: Remove several nodes, and read the list of nodes once
   headcni.mesh.headscale_node:
     node_keys:
       - nodekey:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
@@ -91,13 +91,13 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Call a node by its rack, and tag it
+- name: Rename a node and set its tags
   headcni.mesh.headscale_node:
     name: node1
     new_name: rack-7-1
     tags: [tag:k8s]
 
-- name: Let it log in again
+- name: Make the node log in again
   headcni.mesh.headscale_node:
     name: rack-7-1
     expiry: now
@@ -105,35 +105,35 @@ EXAMPLES = r"""
 
 RETURN = r"""
 problems:
-  description: Of each node of O(node_keys) that could not be removed, by its key, why.
+  description: The nodes of O(node_keys) that could not be removed, by key, each with the reason.
   returned: with O(node_keys)
   type: dict
 node:
-  description: The node as it is now, or would be. Empty if it is absent, or with O(node_keys).
+  description: The node as it is now or would be. Empty if it is absent, or with O(node_keys).
   returned: success
   type: dict
   contains:
     id:
-      description: Its number.
+      description: The node's id.
       type: str
     node_key:
-      description: Its key.
+      description: The node's key.
       type: str
     name:
-      description: Its name, a DNS label.
+      description: The node's name, a DNS label.
       type: str
     hostname:
-      description: What the machine calls itself.
+      description: The machine's own host name.
       type: str
     user:
-      description: The user it belongs to.
+      description: The user who owns the node.
       type: str
     tags:
-      description: Its tags.
+      description: The node's tags.
       type: list
       elements: str
     expiry:
-      description: When it expires. Empty if never.
+      description: When the node's key expires. Empty if it does not.
       type: str
     approved_routes:
       description: The routes that are approved.
@@ -207,7 +207,7 @@ def _ensure(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[
     nodes = server.nodes()
     node = find_node(nodes, **{key: given[key] for key in SELECTORS})
     if node is None and given["new_name"]:
-        # It may have been renamed by an earlier run.
+        # An earlier run may already have renamed it.
         node = find_node(nodes, name=given["new_name"]) if given["name"] else None
     if given["state"] == "absent":
         return _absent(server, node, check_mode)
@@ -228,8 +228,8 @@ def _ensure(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[
 
 
 def _wanted(server: Headscale, node: Node, nodes: list[Node], given: dict[str, Any]) -> Node:
-    """The node as it is to be. What the server would refuse is refused here, so that check mode
-    knows it too."""
+    """The node with its changes. Refuses what the server would refuse, so that check mode predicts
+    that, too."""
     wanted = node
     new_name = given["new_name"] or node.name
     if new_name != node.name:
@@ -285,7 +285,7 @@ def _absent(server: Headscale, node: Node | None, check_mode: bool) -> dict[str,
 
 
 def _remove(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Those that Headscale knows, each by itself: what fails for one does not keep the others."""
+    """Remove the nodes that Headscale knows. A failure of one does not stop the others."""
     if given["state"] != "absent":
         raise HeadscaleError(OPTION, "node_keys: only with state=absent")
     wanted = set(given["node_keys"])

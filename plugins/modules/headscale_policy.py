@@ -12,80 +12,80 @@ author:
   - The HeadCNI authors (@headcni)
 description:
   - Merges entries of C(autoApprovers.routes), and the C(tagOwners) that they need, into the policy
-    of a Headscale server. For fleets that scale themselves; otherwise
-    M(headcni.mesh.headscale_routes) approves less.
-  - Adds the one rule that pods need to reach each other, if the policy does not allow it already
-    (O(pod_ranges)). M(headcni.mesh.headscale_policy_info) judges a policy without changing it.
-  - The rest of the policy stays as it is, with its comments and its layout. Should an entry have no
-    place in the text, the policy is written anew without comments, and a warning says so.
-  - What Headscale has approved it does not take back when the policy changes.
+    of a Headscale server. This is for clusters that add nodes by themselves. In other cases
+    M(headcni.mesh.headscale_routes) is better, because it approves less.
+  - Adds the rule that lets pods reach each other, if the policy does not allow it already
+    (O(pod_ranges)). M(headcni.mesh.headscale_policy_info) checks a policy without changing it.
+  - The rest of the policy stays as it is, with its comments and layout. If an entry cannot be
+    inserted into the text, the policy is rewritten without comments, with a warning.
+  - Headscale keeps existing approvals when the policy changes.
 options:
   routes:
     description:
-      - Ranges, and for each a list of those whose nodes may serve it or a part of it, such as
-        V(tag:k8s).
-      - A node with tags matches only by tag. Any such node may then serve any part of the range.
+      - Ranges, each with a list of tags or users, such as V(tag:k8s), whose nodes may serve the
+        range or a part of it.
+      - A node with tags matches only by tag. Every such node may then serve any part of the range.
     type: dict
     default: {}
   tag_owners:
     description:
-      - Tags, and for each a list of users and groups that may give it to a node. An empty list
-        leaves that to pre-auth keys and the API.
-      - Tags that O(routes) names, and the policy does not have, are added with an empty list.
+      - Tags, each with a list of users and groups that may assign it to a node. With an empty list
+        only pre-auth keys and the API assign it.
+      - Tags in O(routes) that the policy does not have are added with an empty list.
     type: dict
     default: {}
   pod_ranges:
     description:
-      - The ranges that pods get their addresses from, such as V(10.244.0.0/16). The policy must let
-        pods in these ranges reach each other by TCP and UDP on all ports.
-      - If it does not, a rule is added to C(acls), or to C(grants) if the policy has only those,
-        and O(nodes) to C(tagOwners) if the rule needs that.
+      - The ranges from which pods get their addresses, such as V(10.244.0.0/16). The policy must
+        let pods in these ranges reach each other over TCP and UDP on all ports.
+      - If it does not, the module adds a rule to C(acls), or to C(grants) if the policy has only
+        grants, and O(nodes) to C(tagOwners) if the rule needs that.
     type: list
     elements: str
     default: []
   node_pod_ranges:
     description:
-      - The ranges that the present nodes have for their pods, if those of all nodes are known. A
-        policy that names all of these is enough.
+      - The pod ranges of the current nodes, if those of all nodes are known. A policy that contains
+        all of these is enough.
     type: list
     elements: str
     default: []
   nodes:
     description:
-      - The tags of the nodes, or the user they belong to if they have no tags.
+      - The tags of the nodes, or the user who owns them if they have no tags.
     type: list
     elements: str
     default: [tag:headcni]
   state:
     description:
-      - V(absent) takes away the given approvers and owners, and no others.
-      - An entry with none left goes, but a tag stays while another part of the policy has it.
-      - With O(pod_ranges), V(absent) removes the rule as this module writes it, and no other.
+      - V(absent) removes the given approvers and owners, and no others.
+      - An entry that becomes empty is removed, but a tag stays while another part of the policy
+        uses it.
+      - With O(pod_ranges), V(absent) removes the rule that this module writes, and no other.
     type: str
     choices: [present, absent]
     default: present
 attributes:
   check_mode:
     support: full
-    details: From Headscale 0.29 on, the server checks what would be written.
+    details: With Headscale 0.29 and newer, the server checks what would be written.
   diff_mode:
     support: full
 extends_documentation_fragment:
   - headcni.mesh.headscale
 notes:
-  - From Headscale 0.29 on, the server checks the policy and runs its C(tests) before it is written,
-    together with tests of our own that a pod reaches another. If any fails, the former policy
-    stays.
-  - After writing, the policy is read again and compared.
+  - With Headscale 0.29 and newer, the server checks the policy and runs its C(tests) before writing
+    it, together with our own tests that pods reach each other. If any fails, the old policy stays.
+  - After writing, the module reads the policy again and compares it.
   - The server must keep its policy in the database (C(policy.mode=database)). If it keeps it in a
-    file, and something is missing there, the error says what.
+    file, and the file lacks something, the error says what to add.
 seealso:
   - module: headcni.mesh.headscale_policy_info
   - module: headcni.mesh.headscale_routes
 """
 
 EXAMPLES = r"""
-- name: Approve pod ranges by themselves
+- name: Let Headscale approve pod ranges by itself
   headcni.mesh.headscale_policy:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -105,7 +105,7 @@ EXAMPLES = r"""
     nodes: [tag:headcni]
   diff: true
 
-- name: Do so no longer
+- name: Stop approving a range
   headcni.mesh.headscale_policy:
     routes:
       10.244.0.0/16: [tag:k8s]
@@ -114,16 +114,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 policy:
-  description: The policy as it is now, or would be.
+  description: The policy as it is now or would be.
   returned: success
   type: str
 comments_lost:
-  description: Whether the policy had to be written anew, without its comments.
+  description: Whether the policy had to be rewritten without its comments.
   returned: success
   type: bool
 pods:
   description:
-    - How RV(policy) is judged, as M(headcni.mesh.headscale_policy_info) returns it.
+    - The result of checking RV(policy), as M(headcni.mesh.headscale_policy_info) returns it.
   returned: O(pod_ranges) is given and O(state=present)
   type: dict
 """
@@ -197,7 +197,7 @@ def main() -> None:
 def _merged(
     server: Headscale, text: str, routes: dict, owners: dict, mesh: Optional[Mesh]
 ) -> tuple[Merged, Optional[Mesh]]:
-    """The policy to be, and the mesh if a rule for its pods was added."""
+    """The new policy, and the mesh if a rule for its pods was added."""
     verdict = judge(text, server.version().number, mesh) if mesh is not None else None
     # Up to 0.26, a policy without rules lets nothing through, but no policy at all lets everything.
     made_anew = bool(routes or owners) and not text.strip() and server.version().number < (0, 27)

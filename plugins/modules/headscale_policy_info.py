@@ -6,33 +6,33 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_policy_info
-short_description: Read Headscale's policy and judge whether it lets pods reach each other
+short_description: Read Headscale's policy and check whether it lets pods reach each other
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Reads the policy of a Headscale server, changes nothing, and judges whether it lets the pods of
-    all nodes reach each other by TCP and UDP on all ports. ICMP then passes as well.
-  - It names the rule that is missing, ready to be pasted. M(headcni.mesh.headscale_policy) adds it.
-  - A rule that is not understood never counts as one that allows. If everything depends on it, the
-    status is V(unknown).
+  - Reads the policy of a Headscale server and checks whether it lets the pods of all nodes reach
+    each other over TCP and UDP on all ports. Then ICMP passes as well. Changes nothing.
+  - Returns the missing rule, ready to paste. M(headcni.mesh.headscale_policy) can add it.
+  - A rule that the module does not understand never counts as allowing traffic. If the result
+    depends on such a rule, the status is V(unknown).
 options:
   pod_ranges:
     description:
-      - The ranges that pods get their addresses from, such as V(10.244.0.0/16).
+      - The ranges from which pods get their addresses, such as V(10.244.0.0/16).
     type: list
     elements: str
     required: true
   node_pod_ranges:
     description:
-      - The ranges that the present nodes have for their pods, if those of all nodes are known. A
-        policy that names all of these is enough.
+      - The pod ranges of the current nodes, if those of all nodes are known. A policy that contains
+        all of these is enough.
     type: list
     elements: str
     default: []
   nodes:
     description:
-      - The tags of the nodes, or the user they belong to if they have no tags.
+      - The tags of the nodes, or the user who owns them if they have no tags.
     type: list
     elements: str
     default: [tag:headcni]
@@ -44,16 +44,16 @@ attributes:
 extends_documentation_fragment:
   - headcni.mesh.headscale
 notes:
-  - Headscale 0.26 to 0.29 are judged by their own rules, newer ones as 0.29. A policy of an older
-    one has the status V(unknown).
-  - If the server keeps its policy in a file, it returns what the file says, even if it has not been
-    reloaded since.
+  - The module knows the rules of Headscale 0.26 to 0.29, and treats newer versions as 0.29. With an
+    older version the status is V(unknown).
+  - If the server keeps its policy in a file, it returns the content of the file, even if it has not
+    reloaded the file yet.
 seealso:
   - module: headcni.mesh.headscale_policy
 """
 
 EXAMPLES = r"""
-- name: See whether pods will reach each other
+- name: Check whether pods will reach each other
   headcni.mesh.headscale_policy_info:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -66,43 +66,43 @@ EXAMPLES = r"""
 
 RETURN = r"""
 policy:
-  description: The policy, as it is written. Empty if there is none, or if it cannot be read.
+  description: The text of the policy. Empty if there is none, or if it cannot be read.
   returned: success
   type: str
 in_file:
-  description: Whether the server keeps it in a file, so that only the file's owner can change it.
+  description: Whether the server keeps it in a file, which the API cannot change.
   returned: success
   type: bool
 pods:
-  description: How the policy is judged.
+  description: The result of the check.
   returned: success
   type: dict
   contains:
     status:
       description:
-        - V(allowed) if all pods reach all pods, V(missing) if they do not, V(unknown) if that could
-          not be judged.
+        - V(allowed) if all pods reach all pods, V(missing) if they do not, V(unknown) if the module
+          cannot tell.
       type: str
     missing:
-      description: What no rule allows that was understood, a sentence for each.
+      description: What no rule allows, one sentence each.
       type: list
       elements: str
     unjudged:
-      description: What could not be judged, and why.
+      description: What could not be checked, and why.
       type: list
       elements: str
     notes:
-      description: What should be known though pods reach each other.
+      description: What you should know even though pods reach each other.
       type: list
       elements: str
     form:
       description: Where the rule belongs, C(acls) or C(grants).
       type: str
     rule:
-      description: A rule that allows all of it.
+      description: A rule that allows everything that pods need.
       type: dict
     remedy:
-      description: What to add to the policy, in words and ready to be pasted.
+      description: What to add to the policy, in words and ready to paste.
       type: str
 """
 
@@ -146,7 +146,7 @@ def _judged(server: Headscale, mesh: Mesh) -> tuple[Policy, Verdict]:
     except HeadscaleError as problem:
         if problem.kind != REFUSED:
             raise
-        # A policy in the database can be read by everybody who has a key.
+        # With a key, a policy in the database can always be read, so this one is in a file.
         return Policy("", in_file=True), Verdict(
             unjudged=(f"the policy cannot be read: {problem}",), rule=rule_for(mesh, "acls")
         )

@@ -6,61 +6,61 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_preauth_key
-short_description: Mint, expire or delete a pre-auth key of a Headscale server
+short_description: Create, expire or delete a pre-auth key of a Headscale server
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Mints a key that nodes log in with, or sees to it that one is good for nothing any more.
-  - The key that was minted is part of the result. Set C(no_log=true) on the task, or it is printed.
+  - Creates a key with which nodes log in, or makes a key invalid.
+  - The result contains the new key. Set C(no_log=true) on the task, or it is printed.
 options:
   state:
     description:
-      - V(present) mints a new key each time, and so always changes something.
-      - V(expired) expires the key that O(id) or O(prefix) names.
-      - V(absent) deletes it, which Headscale can from 0.28 on. An ephemeral node whose key is
+      - V(present) creates a new key each time, so it always changes something.
+      - V(expired) expires the key that O(id) or O(prefix) selects.
+      - V(absent) deletes it. This needs Headscale 0.28 or newer. An ephemeral node whose key is
         deleted is no longer ephemeral.
     type: str
     choices: [present, expired, absent]
     default: present
   user:
     description:
-      - The name of the user that the nodes will belong to.
-      - From Headscale 0.28 on it can be left out if there are O(tags), which then own the nodes.
-      - Before 0.28 it is needed to expire a key, too.
+      - The name of the user who will own the nodes.
+      - With Headscale 0.28 and newer it is optional if there are O(tags), which then own the nodes.
+      - Before 0.28 it is also required to expire a key.
     type: str
   tags:
-    description: The tags that nodes get which log in with this key, such as C(tag:k8s).
+    description: The tags of nodes that log in with this key, such as C(tag:k8s).
     type: list
     elements: str
     default: []
   reusable:
-    description: Whether more than one node may log in with it.
+    description: Whether several nodes may log in with the key.
     type: bool
     default: false
   ephemeral:
     description:
-      - Whether nodes that log in with it are removed when they have been offline for a while.
+      - Whether nodes that log in with the key are removed after they have been offline for a while.
     type: bool
     default: false
   expiration_minutes:
-    description: For how long the key is good, by the server's clock.
+    description: How many minutes the key is valid, by the server's clock.
     type: int
     default: 60
   id:
-    description: The number of the key to expire or delete.
+    description: The id of the key to expire or delete.
     type: str
   prefix:
     description:
-      - How the key to expire or delete begins. At least 8 characters, and no other key's beginning.
+      - The first characters of the key to expire or delete. At least 8, and unique.
     type: str
 attributes:
   check_mode:
     support: full
-    details: No key is minted, and so none is returned.
+    details: No key is created, so none is returned.
   diff_mode:
     support: full
-    details: The key itself is not in it.
+    details: The diff does not contain the key itself.
 extends_documentation_fragment:
   - headcni.mesh.headscale
 seealso:
@@ -68,7 +68,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Mint a key that is good for an hour
+- name: Create a key that is valid for an hour
   headcni.mesh.headscale_preauth_key:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -76,31 +76,31 @@ EXAMPLES = r"""
     tags: [tag:k8s]
     reusable: true
     expiration_minutes: 60
-  register: minted
+  register: created
   no_log: true
   delegate_to: localhost
   run_once: true
 
-- name: See that nobody uses it again
+- name: Expire the key
   headcni.mesh.headscale_preauth_key:
     user: headcni
-    id: "{{ minted.id }}"
+    id: "{{ created.id }}"
     state: expired
 """
 
 RETURN = r"""
 key:
-  description: The key, when it was minted. Empty in check mode.
+  description: The new key. Empty in check mode.
   returned: O(state=present)
   type: str
   sample: hskey-auth-…
 id:
-  description: The key's number. Empty in check mode.
+  description: The id of the key. Empty in check mode.
   returned: O(state=present)
   type: str
   sample: "7"
 expiration:
-  description: Until when it is good.
+  description: When the key expires.
   returned: O(state=present)
   type: str
   sample: "2026-11-16T07:00:00Z"
@@ -196,7 +196,7 @@ def _mint(module: AnsibleModule, server: Headscale) -> dict[str, Any]:
             user, given["tags"], given["reusable"], given["ephemeral"], expiration
         )
         if not made.key:
-            raise HeadscaleError(REFUSED, "Headscale made a key and did not tell it")
+            raise HeadscaleError(REFUSED, "Headscale has created a key and did not return it")
     shown = made.as_dict()
     return {"changed": True, "key": made.key, **shown, "diff": {"before": {}, "after": shown}}
 
@@ -251,7 +251,7 @@ def _end(server: Headscale, given: dict[str, Any], check_mode: bool) -> dict[str
 
 
 def _begins(key: str, prefix: str) -> bool:
-    """From 0.28 on, a list has `hskey-auth-` and twelve characters of a key, then stars."""
+    """With 0.28 and newer, lists show `hskey-auth-` and twelve characters of a key, then stars."""
     shown = key.rstrip("*").rstrip("-") if key.endswith("*") else key
     return key.startswith(prefix) or (key != shown and prefix.startswith(shown))
 

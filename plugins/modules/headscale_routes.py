@@ -6,17 +6,16 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_routes
-short_description: Approve the subnet routes of all nodes at a Headscale server
+short_description: Approve the subnet routes of nodes in a Headscale server
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Approves exactly the given routes of exactly the given nodes. Other routes of theirs, and other
-    nodes, stay as they are.
-  - Asks the server for its nodes once, however many there are, and writes only where something is
-    missing.
-  - A range that overlaps another node's is refused. Headscale would take the two for a pair, and
-    one of them would get no traffic.
+  - Approves exactly the given routes of exactly the given nodes. Other routes and other nodes stay
+    as they are.
+  - Reads the list of nodes once, for any number of nodes, and writes only what is missing.
+  - Refuses a range that overlaps another node's. Headscale would treat the two as a
+    high-availability pair, and one of them would get no traffic.
   - Nothing is written if any of the nodes is refused, unless O(problems=report).
 options:
   nodes:
@@ -27,20 +26,21 @@ options:
     suboptions:
       node_key:
         description:
-          - The node's key, C(nodekey:) and 64 digits, as C(tailscale status --json) has it in
-            C(Self.PublicKey).
-          - Proof against other nodes of the same name. One of this, O(nodes[].id) and
-            O(nodes[].name) is needed.
+          - The node's key, C(nodekey:) and 64 digits, as C(Self.PublicKey) of
+            C(tailscale status --json).
+          - It is unique even if several nodes have the same name. Give this, O(nodes[].id) or
+            O(nodes[].name).
         type: str
       id:
-        description: The node's number at Headscale.
+        description: The node's id in Headscale.
         type: str
       name:
         description:
-          - The node's name at Headscale, or its host name. An error if several nodes have it.
+          - The node's name in Headscale, or its host name. The module fails if several nodes have
+            it.
         type: str
       label:
-        description: What results and messages call the node. By default what it was named by.
+        description: The node's name in results and messages. By default its key, id or name.
         type: str
       routes:
         description: The routes in CIDR notation, with no host bits set.
@@ -51,36 +51,36 @@ options:
         description:
           - Other identities of the same machine, by node key, id or name. They may have the same
             routes.
-          - For the time in which a machine changes from one tailscaled to another, make before
-            break. Those that are no more are passed over.
+          - Use this while a machine moves from one tailscaled to another (make before break).
+            Identities that no longer exist are ignored.
         type: list
         elements: str
         default: []
   state:
-    description: V(absent) takes the approval of the given routes back, and of no others.
+    description: V(absent) withdraws the approval of the given routes, and of no others.
     type: str
     choices: [present, absent]
     default: present
   purge:
     description:
-      - Whether O(state=present) takes back the approval of every other route of the given nodes.
+      - Whether O(state=present) withdraws the approval of all other routes of the given nodes.
     type: bool
     default: false
   wait_served:
     description:
-      - How many seconds to wait until each of the routes is served, that is, advertised by its
-        node, approved, and the one that Headscale sends to others. V(0) does not wait.
-      - Before 0.26, Headscale approves only what a node has advertised; there this also waits for
-        that.
+      - How many seconds to wait until each route is served, that is, advertised by its node,
+        approved, and announced to other nodes. V(0) does not wait.
+      - Headscale before 0.26 approves only advertised routes. With such a server this also waits
+        for the advertisement.
     type: int
     default: 0
   problems:
     description:
-      - What becomes of the others if something stands in the way of some of the nodes, such as one
-        that Headscale does not know, a range that another node has, or a write that was refused.
-      - V(fail) fails, and has written nothing of what could be refused beforehand.
-      - V(report) does all that is asked for the others, changes nothing of those, and says why in
-        RV(problems). A server that cannot be asked is a failure all the same.
+      - What to do if there is a problem with some of the nodes, such as a node that Headscale does
+        not know, a range that another node has, or a failed write.
+      - V(fail) fails, and writes nothing if it finds a problem before the first write.
+      - V(report) handles the other nodes, does not change those with a problem, and returns the
+        reasons in RV(problems). If the server does not answer, the module fails in both cases.
     type: str
     choices: [fail, report]
     default: fail
@@ -88,8 +88,8 @@ attributes:
   check_mode:
     support: full
     details:
-      - A node that is not there yet is no error then, but counts as a change, as it may be about to
-        join.
+      - A node that does not exist yet is not an error but counts as a change, because it may be
+        about to join.
   diff_mode:
     support: full
 extends_documentation_fragment:
@@ -120,7 +120,7 @@ EXAMPLES = r"""
         routes: [10.244.1.0/24]
         same_machine_as: [node1]
 
-- name: Then take it from the first
+- name: Withdraw the range from the first
   headcni.mesh.headscale_routes:
     nodes:
       - name: node1
@@ -131,45 +131,45 @@ EXAMPLES = r"""
 RETURN = r"""
 problems:
   description:
-    - Of each node that could not be seen to, by its label, why. Empty if all could.
-    - With O(wait_served) also of those whose routes were approved, but are not served.
+    - The nodes with a problem, by label, each with the reason. Empty if there is none.
+    - With O(wait_served), also nodes whose routes were approved but are not served.
   returned: unless the options are wrong or Headscale does not answer
   type: dict
   sample:
     node3: Headscale does not know node3; see that it has joined this very server
 unknown:
-  description: The labels of those among them that Headscale does not know.
+  description: The labels of the nodes that Headscale does not know.
   returned: success
   type: list
   elements: str
 routes:
-  description: What each node had and has. Those that were refused beforehand are not among them.
+  description: The routes of each node before and after. Nodes that were refused are not included.
   returned: success, or when some of the writes failed
   type: list
   elements: dict
   contains:
     label:
-      description: What the task calls it.
+      description: The node's label.
       type: str
     id:
-      description: Its number. Empty in check mode for one that is not there yet.
+      description: The node's id. Empty in check mode if the node does not exist yet.
       type: str
     name:
-      description: Its name at Headscale.
+      description: The node's name in Headscale.
       type: str
     before:
       description: The routes that were approved.
       type: list
       elements: str
     after:
-      description: The routes that are approved now, or would be.
+      description: The routes that are approved now or would be.
       type: list
       elements: str
     changed:
-      description: Whether that differs.
+      description: Whether the routes have changed.
       type: bool
     error:
-      description: Why it could not be written. Empty if it was.
+      description: Why the approval could not be written. Empty if it was.
       type: str
 """
 
@@ -250,20 +250,24 @@ def main() -> None:
         if seconds and given["state"] == "present" and not check_mode:
             written = [a for a in planned.approvals if a.wanted.label not in errors]
             left = _wait_served(server, written, deadline)
-            problems += [replace(one, what=f"not within {seconds} s: {one.what}") for one in left]
+            problems += [
+                replace(late, what=f"not within {seconds} s: {late.what}") for late in left
+            ]
             if left and fails:
-                those = "; ".join(one.what for one in left)
+                those = "; ".join(late.what for late in left)
                 raise HeadscaleError(REFUSED, f"wait_served: not within {seconds} s: {those}")
     except HeadscaleError as problem:
         fail(module, problem, problems=by_label(problems), **result)
-    for one in planned.coming:
-        module.warn(f"{one.label} is not at Headscale yet: its routes would be approved once it is")
-    unknown = [one.label for one in problems if one.kind == NOT_FOUND]
+    for node in planned.coming:
+        module.warn(
+            f"{node.label} is not at Headscale yet: its routes would be approved once it is"
+        )
+    unknown = [problem.label for problem in problems if problem.kind == NOT_FOUND]
     module.exit_json(problems=by_label(problems), unknown=unknown, **result)
 
 
 def _prepared(server: Headscale, given: dict[str, Any], check_mode: bool) -> tuple[Plan, float]:
-    """What is to be done, and until when its routes may take to be served."""
+    """The plan, and the deadline for its routes to be served."""
     wanted, mistakes = parse(given["nodes"])
     _check(given)
     fails = given["problems"] == "fail"
@@ -279,7 +283,7 @@ def _prepared(server: Headscale, given: dict[str, Any], check_mode: bool) -> tup
     problems = [*mistakes, *planned.problems]
     if late:
         problems += _told_unadvertised(server, late)
-        deadline = time.monotonic() + given["wait_served"]  # the others do not pay for these
+        deadline = time.monotonic() + given["wait_served"]  # the others still get the full time
     approvals = tuple(approval for approval in planned.approvals if approval not in late)
     return replace(planned, approvals=approvals, problems=tuple(problems)), deadline
 
@@ -309,7 +313,7 @@ def _planned(
 
 
 def _unadvertised(planned: Plan) -> list[Approval]:
-    """Up to 0.25 a route must be advertised before it is approved: those that are to wait."""
+    """Approvals that must wait: up to 0.25 a route must be advertised before it is approved."""
     return [approval for approval in planned.approvals if approval.unknown]
 
 
@@ -328,8 +332,8 @@ def _told_unadvertised(server: Headscale, late: Sequence[Approval]) -> list[Prob
 
 
 def _write(server: Headscale, planned: Plan) -> dict[str, str]:
-    """Each by itself: what fails for one does not keep the others waiting. The labels of those
-    that failed, and why."""
+    """Write each approval separately, so that a failure of one does not stop the others. Returns
+    the labels of those that failed, and the reasons."""
     errors: dict[str, str] = {}
     gone: Optional[HeadscaleError] = None
     for approval in planned.approvals:
@@ -357,7 +361,7 @@ def _told(planned: Plan, errors: dict[str, str]) -> str:
 def _wait_served(
     server: Headscale, approvals: Sequence[Approval], deadline: float
 ) -> list[Problem]:
-    """What is not served by then. The list alone tells, not the call for one node."""
+    """What is not served at the deadline. Only the list of nodes shows that, not a single node."""
     while True:
         left = unserved(server.nodes(), approvals)
         if not left or time.monotonic() >= deadline:
@@ -373,11 +377,11 @@ def _result(planned: Plan, errors: dict[str, str]) -> dict[str, Any]:
         "changed": bool(done or planned.coming),
         "routes": [
             *(_shown(a, errors.get(a.wanted.label, "")) for a in planned.approvals),
-            *(_shown_coming(one) for one in planned.coming),
+            *(_shown_coming(node) for node in planned.coming),
         ],
         "diff": {
-            "before": {**before, **{one.label: [] for one in planned.coming}},
-            "after": {**after, **{one.label: list(one.routes) for one in planned.coming}},
+            "before": {**before, **{node.label: [] for node in planned.coming}},
+            "after": {**after, **{node.label: list(node.routes) for node in planned.coming}},
         },
     }
 
@@ -394,9 +398,9 @@ def _shown(approval: Approval, error: str) -> dict[str, Any]:
     }
 
 
-def _shown_coming(one: Wanted) -> dict[str, Any]:
-    after = list(one.routes)
-    named = {"label": one.label, "id": "", "name": ""}
+def _shown_coming(node: Wanted) -> dict[str, Any]:
+    after = list(node.routes)
+    named = {"label": node.label, "id": "", "name": ""}
     return {**named, "before": [], "after": after, "changed": True, "error": ""}
 
 

@@ -6,35 +6,35 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: headscale_user
-short_description: Make, rename or remove a user of a Headscale server
+short_description: Create, rename or remove a user of a Headscale server
 version_added: 0.1.0
 author:
   - The HeadCNI authors (@headcni)
 description:
-  - Makes sure that a Headscale server has a user of a given name, or has none.
+  - Makes sure that a Headscale server has a user with the given name, or does not have it.
 options:
   name:
     description:
       - The user's name.
-      - At least two characters, a letter first, then letters, digits, C(-), C(.), C(_) and at most
-        one C(@).
+      - At least two characters. It starts with a letter, followed by letters, digits, C(-), C(.),
+        C(_) and at most one C(@).
     type: str
     required: true
   state:
     description:
-      - V(present) makes the user if it is not there.
-      - V(absent) removes it. That is refused while the user owns nodes, unless O(remove_nodes) says
-        otherwise.
+      - V(present) creates the user if it does not exist.
+      - V(absent) removes it. This is refused while the user owns nodes, unless O(remove_nodes) is
+        set.
     type: str
     choices: [present, absent]
     default: present
   renamed_from:
     description:
-      - The name that the user may still have. If it does, it is renamed rather than made anew.
+      - The old name of the user. If a user with this name exists, it is renamed.
     type: str
   remove_nodes:
     description:
-      - Whether O(state=absent) removes the nodes that the user owns as well.
+      - Whether O(state=absent) also removes the nodes that the user owns.
     type: bool
     default: false
 attributes:
@@ -49,7 +49,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Have a user for the nodes
+- name: Create a user for the nodes
   headcni.mesh.headscale_user:
     url: https://headscale.example.org
     api_key: "{{ headcni_headscale_api_key }}"
@@ -57,12 +57,12 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Call it otherwise
+- name: Rename the user
   headcni.mesh.headscale_user:
     name: kubernetes
     renamed_from: headcni
 
-- name: Remove it, with its nodes
+- name: Remove the user and its nodes
   headcni.mesh.headscale_user:
     name: kubernetes
     state: absent
@@ -71,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 user:
-  description: The user; in check mode, one that would be made has no id. Empty if it is absent.
+  description: The user. In check mode a new user has no id. Empty if the user is absent.
   returned: success
   type: dict
   sample: {"id": "1", "name": "headcni"}

@@ -1,23 +1,23 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Say which Tailscale a node has, and how it stands with its tailnet."""
+"""Read the version of a node's Tailscale, and its state in the tailnet."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tailscale_info
-short_description: Say which Tailscale a node has and how it stands with its tailnet
+short_description: Read the version of a node's Tailscale and its state in the tailnet
 version_added: 0.1.0
 description:
-  - Asks the installed programs for their version, and the tailscaled that runs for everything else.
-  - Also answers where Tailscale is not installed, or not running. Such a node has to log in.
+  - Reads the version from the installed programs, and everything else from the running tailscaled.
+  - Also works if Tailscale is not installed or does not run. Then RV(needs_login) is true.
 options:
   socket:
     description: The socket of tailscaled.
     type: path
     default: /run/tailscale/tailscaled.sock
   login_server:
-    description: The server that the node should be joined to. Without it, any will do.
+    description: The server that the node should have joined. By default any server is accepted.
     type: str
     default: ""
 attributes:
@@ -26,7 +26,7 @@ attributes:
     details: Changes nothing in either mode.
   diff_mode:
     support: none
-    details: There is nothing to show.
+    details: There is nothing to compare.
 extends_documentation_fragment:
   - headcni.mesh.node
 author:
@@ -34,7 +34,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Find out whether the node must log in
+- name: Check whether the node must log in
   headcni.mesh.tailscale_info:
     login_server: https://headscale.example.org
   register: standing
@@ -46,8 +46,8 @@ installed:
   returned: success
   type: bool
 version:
-  description: The version of the programs; empty if they are not installed, and V(mixed) if they
-    are not of one version.
+  description: The version of the programs. Empty if they are not installed, and V(mixed) if their
+    versions differ.
   returned: success
   type: str
 unit:
@@ -55,27 +55,27 @@ unit:
   returned: success
   type: bool
 arch:
-  description: This node's architecture, as Tailscale calls it.
+  description: Tailscale's name for this node's architecture.
   returned: success
   type: str
 running_version:
-  description: The version of the tailscaled that runs; empty if none does.
+  description: The version of the running tailscaled. Empty if none runs.
   returned: success
   type: str
 backend_state:
-  description: What tailscaled says of itself; empty if it does not run.
+  description: The state that tailscaled reports. Empty if it does not run.
   returned: success
   type: str
 needs_login:
-  description: Whether the node has to log in to be joined to O(login_server).
+  description: Whether the node must log in to join O(login_server).
   returned: success
   type: bool
 login_reason:
-  description: Why.
+  description: Why it must log in.
   returned: success
   type: str
 login_server:
-  description: The server that the node is joined to.
+  description: The server that the node has joined.
   returned: success
   type: str
 node_key:
@@ -92,7 +92,7 @@ tailnet_ips:
   type: list
   elements: str
 tags:
-  description: The tags that the login server has given the node.
+  description: The tags that the login server has assigned to the node.
   returned: success
   type: list
   elements: str
@@ -102,7 +102,7 @@ served_routes:
   type: list
   elements: str
 prefs:
-  description: tailscaled's prefs, without its keys.
+  description: tailscaled's prefs, without keys.
   returned: success
   type: dict
 peers:
@@ -114,7 +114,7 @@ peers_online:
   returned: success
   type: int
 health:
-  description: What tailscaled complains about.
+  description: The problems that tailscaled reports.
   returned: success
   type: list
   elements: str

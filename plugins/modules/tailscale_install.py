@@ -9,110 +9,110 @@ short_description: Install Tailscale's programs and run tailscaled
 version_added: 0.1.0
 description:
   - Installs C(tailscale) and C(tailscaled) from Tailscale's package repository, from its tarball,
-    or from a tarball that is on the node already.
-  - A checksum is verified before anything is unpacked, and both programs have to prove that they
-    are of the version asked for and made for this node, before the first file changes. All files
-    then change together, by rename, so that a running tailscaled is not disturbed.
-  - tailscaled is restarted only if the one that B(runs) is of another version, or has another
-    environment, than it should.
+    or from a tarball that is already on the node.
+  - Verifies a checksum before it unpacks anything, and checks that both programs have the wanted
+    version and run on this node before it changes the first file. Then it replaces all files by
+    renaming, which does not disturb a running tailscaled.
+  - Restarts tailscaled only if the B(running) one has another version or another environment than
+    wanted.
 options:
   state:
     description:
-      - Whether Tailscale is to be installed. V(absent) removes the programs, the unit and the
-        repository; the node's keys in C(/var/lib/tailscale) stay.
+      - Whether Tailscale should be installed. V(absent) removes the programs, the unit and the
+        repository. The node's keys in C(/var/lib/tailscale) stay.
     type: str
     choices: [present, absent]
     default: present
   method:
     description:
-      - V(package) uses the package repository, by apt or dnf.
+      - V(package) uses the package repository, with apt or dnf.
       - V(tarball) downloads C(tailscale_VERSION_ARCH.tgz).
-      - V(files) takes such a tarball from O(src), for nodes that reach no site.
+      - V(files) uses the tarball O(src), for nodes that cannot download anything.
     type: str
     choices: [package, tarball, files]
     default: tarball
   version:
     description:
-      - The version to install, such as V(1.102.5); newer and older ones are replaced. Required
+      - The version to install, such as V(1.102.5). A newer or older version is replaced. Required
         with O(method=tarball) and O(method=files).
-      - With O(method=package) it may be V(latest), or left out if any version will do.
+      - With O(method=package) it may be V(latest), or empty if any version will do.
     type: str
     default: ""
   url:
     description:
-      - Where the tarballs and their C(.sha256) files are.
+      - The address of the tarballs and their C(.sha256) files.
       - An C(http://) address is refused for a tarball without a known checksum.
     type: str
     default: https://pkgs.tailscale.com/stable
   repository_url:
-    description: Where the package repositories are, for O(method=package).
+    description: The address of the package repositories, for O(method=package).
     type: str
     default: https://pkgs.tailscale.com/stable
   repository_keys:
     description:
       - The fingerprints of the keys that may sign the package repository, for O(method=package).
-        The default is Tailscale's. Other keys, and subkeys, that the server has in its keyring are
-        not passed on to apt or dnf.
+        The default is Tailscale's key. Other keys and subkeys in the server's keyring are not
+        passed on to apt or dnf.
     type: list
     elements: str
     default: [2596A99EAAB33821893C0A79458CA832957F5868]
   src:
-    description: The tarball on the node, for O(method=files). Needed only where it is not
+    description: The tarball on the node, for O(method=files). Required only if the version is not
       installed yet.
     type: path
   checksum:
     description:
-      - The SHA-256 of the tarball. Without it, O(checksums) counts, then the sums that come with
-        the collection, then the C(.sha256) file beside the tarball, which has the same server as
-        the tarball itself.
-      - With O(method=files) it may be left out only if nobody but root may change O(src) and the
-        directories above it. Otherwise a local user could replace what runs as root.
+      - The SHA-256 of the tarball. By default it comes from O(checksums), then from the sums in the
+        collection, then from the C(.sha256) file next to the tarball, which comes from the same
+        server as the tarball itself.
+      - With O(method=files) it is optional only if nobody but root may change O(src) and the
+        directories above it. Otherwise a local user could replace a program that runs as root.
     type: str
     default: ""
   checksums:
     description:
-      - The SHA-256 of tarballs by their names, such as C(tailscale_1.102.5_amd64.tgz), for nodes of
-        several architectures and for going back to a former version.
+      - The SHA-256 of tarballs by name, such as C(tailscale_1.102.5_amd64.tgz), for nodes with
+        different architectures and for rolling back to an earlier version.
     type: dict
     default: {}
   environment:
     description:
       - Environment variables for tailscaled, such as a proxy, or C(FLAGS). They are written to a
-        block of their own at the end of C(/etc/default/tailscaled); the rest of the file stays.
+        separate block at the end of C(/etc/default/tailscaled). The rest of the file stays.
       - A tailscaled that this module has installed sends no logs to Tailscale's servers
-        (C(TS_NO_LOGS_NO_SUPPORT=true)), unless that variable is V(false) here. One that was there
-        before is left to do what it did.
+        (C(TS_NO_LOGS_NO_SUPPORT=true)), unless that variable is V(false) here. For a tailscaled
+        that was there before, this is not changed.
     type: dict
     default: {}
   port:
-    description: The UDP port of tailscaled. Without it, that in C(/etc/default/tailscaled) counts.
+    description: The UDP port of tailscaled. By default the one in C(/etc/default/tailscaled).
     type: int
   service:
     description:
-      - V(managed) has C(tailscaled.service) enabled and running.
-      - V(none) installs the programs and nothing else. A unit, its environment and a tailscaled
-        that runs are left as they are.
+      - V(managed) enables and starts C(tailscaled.service).
+      - V(none) only installs the programs. It does not change the unit, its environment or a
+        running tailscaled.
     type: str
     choices: [managed, none]
     default: managed
   join:
     description:
-      - The options of M(headcni.mesh.tailscale_join), but for the key. Whether the node is joined
-        as they say is then told by its key in what is returned. Nothing is changed for that.
-      - What is wrong with them is told before anything is installed.
+      - The options of M(headcni.mesh.tailscale_join), without the key. If the node has joined with
+        exactly these options, RV(node_key) is its key. This option changes nothing.
+      - Mistakes in these options are reported before anything is installed.
     type: dict
   timeout:
-    description: Seconds to wait for a site to answer, and for tailscaled to start.
+    description: How many seconds to wait for a server to answer, and for tailscaled to start.
     type: int
     default: 60
   validate_certs:
-    description: Whether to check the certificates of the sites.
+    description: Whether to check the certificates of the servers.
     type: bool
     default: true
 attributes:
   check_mode:
     support: full
-    details: Predicts, and asks the site for the checksum, so that a wrong version is found.
+    details: It also downloads the checksum, so that it finds a wrong version.
   diff_mode:
     support: full
     details: Shows the versions, the unit and the environment.
@@ -127,12 +127,12 @@ EXAMPLES = r"""
   headcni.mesh.tailscale_install:
     version: 1.102.5
 
-- name: Install it from the package repository
+- name: Install Tailscale from the package repository
   headcni.mesh.tailscale_install:
     method: package
     version: latest
 
-- name: Install the programs only, from a file, and leave the node's own tailscaled alone
+- name: Install only the programs, from a file, without touching the node's own tailscaled
   headcni.mesh.tailscale_install:
     method: files
     version: 1.102.5
@@ -142,52 +142,52 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version_before:
-  description: The version that was installed; empty if there was none.
+  description: The version that was installed. Empty if there was none.
   returned: success
   type: str
 version_after:
-  description: The version that is installed, or would be.
+  description: The version that is installed or would be.
   returned: success
   type: str
 running_version:
-  description: The version of the tailscaled that runs; empty if none does.
+  description: The version of the running tailscaled. Empty if none runs.
   returned: success
   type: str
 restarted:
-  description: Whether tailscaled was started or restarted, or would be.
+  description: Whether tailscaled was started or restarted or would be.
   returned: success
   type: bool
 restart_reason:
-  description: Why.
+  description: Why it was restarted.
   returned: success
   type: str
 arch:
-  description: This node's architecture, as Tailscale calls it.
+  description: Tailscale's name for this node's architecture.
   returned: success
   type: str
 tarball:
-  description: The name of the tarball that was needed, or would be; empty if none.
+  description: The name of the tarball that was or would be needed. Empty if none.
   returned: success
   type: str
   sample: tailscale_1.102.5_amd64.tgz
 node_key:
-  description: The node's public key, by which Headscale knows it, if it is joined as O(join) says
-    and nothing had to change, or would have to; otherwise empty.
+  description: The node's public key in Headscale, if the node has joined as O(join) says and
+    nothing was or would be changed. Otherwise empty.
   returned: success
   type: str
 joined_elsewhere:
-  description: The server that the node is joined to, if that is not the one of O(join). To join
-    that one takes the node out of a tailnet.
+  description: The server that the node has joined, if it is not the one of O(join). Joining the
+    latter would remove the node from its tailnet.
   returned: success
   type: str
 joined_tags:
-  description: The tags that the login server has given the node; null if the node has yet to log in
-    to the server of O(join).
+  description: The tags that the login server has assigned to the node. Null if the node has not
+    logged in to the server of O(join) yet.
   returned: with O(join), if it is known
   type: list
   elements: str
 differs:
-  description: Whether anything had to change, or would have to; as C(changed), which a task may
+  description: Whether anything was or would be changed. The same as C(changed), which a task may
     override.
   returned: success
   type: bool

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Join a node to its tailnet, and set what of tailscaled is wanted."""
+"""Join a node to its tailnet, and set tailscaled's prefs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ module: tailscale_join
 short_description: Join a node to a tailnet and set tailscaled's prefs
 version_added: 0.1.0
 description:
-  - Asks tailscaled, by its LocalAPI, how it stands, and changes what differs from what is wanted.
-    Nothing is remembered between runs, and options that are not given leave their pref alone.
-  - A key is needed only where the node has to log in. It goes to tailscaled in the body of a
-    request, never to a command line or a file.
-  - A node that was logged in before goes back to where it was if it cannot log in.
+  - Reads tailscaled's state over its LocalAPI and changes what differs from the options. It keeps
+    no record between runs. If an option is not given, its pref is not changed.
+  - A key is required only if the node must log in. It is sent to tailscaled in the body of a
+    request, and never appears on a command line or in a file.
+  - If a node that was logged in cannot log in again, it returns to its previous state.
 options:
   socket:
     description: The socket of tailscaled.
@@ -21,34 +21,34 @@ options:
     default: /run/tailscale/tailscaled.sock
   login_server:
     description:
-      - The Headscale server to be joined to. A node that is joined to another one logs in anew,
-        and keeps its prefs, but for an exit node of the other tailnet.
-      - Without it, a node stays at the server that it knows.
+      - The Headscale server to join. A node that has joined another server logs in again. It keeps
+        its prefs, except an exit node of the other tailnet.
+      - By default a node stays with its current server.
     type: str
     default: ""
   auth_key:
-    description: A pre-auth key of that server, for the case that the node must log in.
+    description: A pre-auth key of that server, in case the node must log in.
     type: str
     default: ""
   force_reauth:
-    description: Log in anew, with a new node key, even if there is no need.
+    description: Whether to log in again with a new node key, even if it is not necessary.
     type: bool
     default: false
   login:
     description:
-      - V(now) logs in where that is needed, with O(auth_key).
-      - V(later) leaves a node that must log in as it is, and says so in what is returned. So it can
-        be found out who needs a key before one is made.
+      - V(now) logs in with O(auth_key), if the node must log in.
+      - V(later) does not change a node that must log in, and only returns RV(needs_login). With
+        this a playbook can find out which nodes need a key before it creates one.
     type: str
     choices: [now, later]
     default: now
   hostname:
-    description: The node's name in the tailnet. An empty one is that of the machine.
+    description: The node's name in the tailnet. If it is empty, the machine's host name.
     type: str
   tags:
     description:
-      - The tags to ask the login server for, each V(tag:NAME). Headscale refuses them together with
-        a key, and gives a node the tags of its key instead.
+      - The tags to request from the login server, each V(tag:NAME). Headscale refuses them together
+        with a key, and gives a node the tags of its key instead.
     type: list
     elements: str
   accept_routes:
@@ -56,8 +56,8 @@ options:
     type: bool
   snat_subnet_routes:
     description:
-      - Whether traffic for routes that this node advertises gets the node's own address. Pods keep
-        theirs only if this is V(false).
+      - Whether traffic to routes that this node advertises gets the node's own address. Pods keep
+        their addresses only with V(false).
     type: bool
   accept_dns:
     description: Whether to use the tailnet's DNS on this node.
@@ -66,28 +66,28 @@ options:
     description: Whether to refuse all connections from the tailnet.
     type: bool
   advertise_routes:
-    description: CIDRs that this node is to advertise, or not, by O(routes_state).
+    description: CIDRs that this node should advertise or, depending on O(routes_state), should not.
     type: list
     elements: str
   routes_state:
     description:
-      - V(merge) adds O(advertise_routes) to what the node advertises already.
-      - V(exact) also takes back all others. Being an exit node is another matter and stays.
-      - V(absent) takes O(advertise_routes) back.
+      - V(merge) adds O(advertise_routes) to the routes that the node already advertises.
+      - V(exact) also withdraws all other routes. If the node is an exit node, it stays one.
+      - V(absent) withdraws O(advertise_routes).
     type: str
     choices: [merge, exact, absent]
     default: merge
   timeout:
-    description: Seconds in which tailscaled has to be running.
+    description: How many seconds to wait for tailscaled to run.
     type: int
     default: 60
 attributes:
   check_mode:
     support: full
-    details: Predicts. No key is needed for that, nor a tailscaled that runs.
+    details: Needs neither a key nor a running tailscaled.
   diff_mode:
     support: full
-    details: Shows the prefs that change. There are no secrets in them.
+    details: Shows the prefs that change. They contain no secrets.
 extends_documentation_fragment:
   - headcni.mesh.node
 seealso:
@@ -113,21 +113,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 needs_login:
-  description: Whether the node had to log in, or would have to, or has to with O(login=later).
+  description: Whether the node had to log in or would have to.
   returned: success
   type: bool
 login_reason:
-  description: Why.
+  description: Why it must log in.
   returned: success
   type: str
 backend_state:
-  description: What tailscaled says of itself.
+  description: The state that tailscaled reports.
   returned: success
   type: str
   sample: Running
 node_key:
-  description: The node's public key, by which Headscale knows it. Empty if the node has yet to log
-    in, as in check mode.
+  description: The node's public key in Headscale. Empty if the node has not logged in yet, for
+    example in check mode.
   returned: success
   type: str
   sample: nodekey:0000000000000000000000000000000000000000000000000000000000000001
@@ -137,15 +137,15 @@ tailnet_ips:
   type: list
   elements: str
 login_server:
-  description: The server that the node is joined to.
+  description: The server that the node has joined.
   returned: success
   type: str
 prefs_changed:
-  description: The prefs that were changed, or would be, each with what it was and what it is.
+  description: The prefs that were or would be changed, each with its old and new value.
   returned: success
   type: dict
 health:
-  description: What tailscaled complains about.
+  description: The problems that tailscaled reports.
   returned: success
   type: list
   elements: str
@@ -175,8 +175,8 @@ from ansible_collections.headcni.mesh.plugins.module_utils.tailnet_options impor
 )
 
 
-def refuse_what_cannot_be(now: Standing, plan: Plan, wanted: dict[str, Any]) -> None:
-    """What a dry run need not know."""
+def refuse_impossible(now: Standing, plan: Plan, wanted: dict[str, Any]) -> None:
+    """Problems that do not matter in check mode."""
     if now.status is None:
         raise TailnetError(now.problem)
     if plan.login and not plan.login_server:
@@ -204,7 +204,7 @@ def main() -> None:
         status = now.status
         put_off = bool(plan.login) and wanted["login"] == "later"
         if not module.check_mode and not put_off:
-            refuse_what_cannot_be(now, plan, wanted)
+            refuse_impossible(now, plan, wanted)
             if wanted["socket"] != SOCKETS["daemon"]:
                 node_baseline.note_turned(plan.edits)
             status = Joining(api, wanted["timeout"], module.log).carry_out(

@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
 """Variables that had another name, or were public, in release 0.1.
 
-They work until release 0.3, with a warning. A role reads each of them in one place, its defaults
-or vars; when this table goes, so do these.
+They work until release 0.3, with a warning. A role reads each of them in one place, in its defaults
+or vars. Remove those places together with this table.
 """
 
 from __future__ import annotations

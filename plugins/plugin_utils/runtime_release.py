@@ -1,10 +1,11 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The runtime's tarball on the controller: found, or built from the collection's own sources.
+"""The runtime's tarball on the controller: given by the user, or built from the collection.
 
-Built once for each state of the sources, and kept outside of the checkout:
+It is built once for each version of the sources, and kept outside of the checkout:
 
-    ~/.cache/headcni/releases/KEY/headcni-runtime-VERSION.tar.gz    and unpacked beside it
-    ~/.cache/headcni/wheels/KEY/                                    what requirements.lock names
+    ~/.cache/headcni/releases/KEY/headcni-runtime-VERSION.tar.gz
+    ~/.cache/headcni/unpacked/DIGEST/                               the same, unpacked
+    ~/.cache/headcni/wheels/KEY/                                    the wheels of requirements.lock
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _BUILD = (
 
 
 class ReleaseError(Exception):
-    """There is no tarball, and none can be built; the message says why and what to do."""
+    """There is no tarball and none can be built. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Tarball:
     digest: str
 
     def differences(self, given: Mapping[str, Any]) -> list[str]:
-        """From the version and the checksum that were asked for, if any were."""
+        """How it differs from the version and checksum that were given, if any."""
         return [
             f"{name}: {self.path} has {actual}, expected {given[name]}"
             for name, actual in (("checksum", self.digest), ("version", self.version))
@@ -57,7 +58,7 @@ class Tarball:
         ]
 
     def unpacked(self) -> Path:
-        """The release as a directory, for questions that its own code answers."""
+        """The release as a directory, so that its own code can be run."""
         target = cache_dir() / "unpacked" / self.digest[:24]
         if not target.exists():
             with _alone("unpacked"):
@@ -78,7 +79,7 @@ def ensure(
     say: Callable[[str], None] = lambda _unused: None,
     sources: Path = SOURCES,
 ) -> Tarball:
-    """The given tarball, or one of these sources."""
+    """The given tarball, or one that is built from these sources."""
     if src:
         return _given(Path(src).expanduser())
     folder = cache_dir() / "releases" / _key(sources)
@@ -97,7 +98,7 @@ def ensure(
 
 
 def located(find: Callable[[str, str], str], src: str | None) -> str:
-    """The path of a tarball, looked for as Ansible looks for files of a role or a play."""
+    """The path of a tarball, searched as Ansible searches files of a role or a play."""
     if not src:
         return ""
     try:
@@ -109,7 +110,7 @@ def located(find: Callable[[str, str], str], src: str | None) -> str:
 
 
 def check_config(config: Mapping[str, Any], tarball: Tarball) -> list[str]:
-    """What the daemon of this release would say is wrong with a configuration; JSON is YAML."""
+    """The mistakes that the daemon of this release finds in a configuration."""
     release = tarball.unpacked()
     code = (
         "import sys, json; from headcni.daemon import config;"
@@ -119,7 +120,7 @@ def check_config(config: Mapping[str, Any], tarball: Tarball) -> list[str]:
     env = {**os.environ, "PYTHONPATH": f"{release}:{release / 'vendor'}"}
     done = subprocess.run(
         [sys.executable, "-S", "-B", "-c", code],
-        input=json.dumps(config),
+        input=json.dumps(config),  # JSON is also YAML
         env=env,
         capture_output=True,
         text=True,
@@ -154,7 +155,7 @@ def _read(path: Path) -> Tarball:
 
 
 def _key(sources: Path) -> str:
-    """Of everything that a release is made from."""
+    """A hash of all files from which a release is built."""
     digest = hashlib.sha256()
     files = [sources / "release.py", sources / "requirements.lock"]
     for folder in ("bin", "units", "headcni", "native"):
@@ -173,7 +174,7 @@ def _build(sources: Path, folder: Path, wheels: str) -> None:
         raise ReleaseError(f"wheels: {chosen} has no wheels; see plugins/cni/requirements.lock")
     with _unfinished(folder) as fresh:
         _python(sources, _BUILD, str(fresh), str(chosen))
-    for old in sorted(folder.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEEP]:
+    for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -211,7 +212,7 @@ def _python(sources: Path, code: str, *arguments: str) -> None:
 
 @contextmanager
 def _unfinished(folder: Path) -> Iterator[Path]:
-    """A directory that gets its name only when all that belongs in it is there."""
+    """A directory that gets its name only when it is complete."""
     fresh = folder.with_name(f".unfinished-{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -225,14 +226,14 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _unpack(tarball: Path, target: Path) -> None:
     with _unfinished(target) as fresh, tarball.open("rb") as file:
         node_release.unpack(file, str(fresh))
-    for old in sorted(target.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEEP]:
+    for old in sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEEP]:
         if old != target:
             shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def _alone(what: str) -> Iterator[None]:
-    """Ansible asks for many nodes at once; one of its processes builds, the others wait."""
+    """Ansible runs this for many nodes at once: one process builds, the others wait."""
     folder = cache_dir() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"runtime-{what}"
@@ -247,7 +248,7 @@ def _alone(what: str) -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """The line of pip's complaint that says what is wrong, rather than the last one."""
+    """The line of pip's output that names the problem; it is not always the last one."""
     lines = [line for line in text.strip().splitlines() if line.startswith(("ERROR:", "release:"))]
     return (lines or [_last_line(text)])[0][:300]
 

@@ -231,7 +231,10 @@ def switched(cluster):
         return Leg(
             "switch_mode",
             lambda: assert_in_mode(cluster.lab, NODE, mode),
-            ("Send everything by the new one", "See that nothing was lost by it"),
+            (
+                "Send pod traffic through the new tailscaled",
+                "Check that the pod still reaches everything",
+            ),
             {"headcni_mode": mode},
             silence=1,
         )
@@ -271,7 +274,7 @@ def other_tailscale(cluster, tarballs):
             "tailscale_method": "files",
             "tailscale_files_dir": str(tarballs),
         }
-        worst = ("Install Tailscale, which takes a while where it lacks",)
+        worst = ("Install Tailscale (slow if it is missing)",)
         return Leg("upgrade", lambda: runs(version), worst, given, silence=30)
 
     return to(OLDER), to(NEWER)
@@ -296,7 +299,7 @@ def uninstalled(cluster, drained):
 
 @pytest.fixture
 def another_cidr(cluster, drained):
-    worst = ("Write the daemon's configuration", "Take the approval back")
+    worst = ("Write the daemon's configuration", "Withdraw the approval of the nodes' routes")
     new = {"headcni_new_pod_cidr": ",".join(NEW_CIDRS)}
     return (
         Leg("change_pod_cidr", lambda: assert_a_new_pod_talks(cluster, NEW_CIDRS), worst, new),
@@ -332,7 +335,7 @@ def another_server(cluster, elsewhere):
         "headcni_former_url": elsewhere.url,
         "headcni_former_api_key": other,
     }
-    worst = ("Join the tailnet", "Remove the identity that was left")
+    worst = ("Join the tailnet", "Remove the identities that were left behind")
     return (
         Leg("move_server", there, worst, given, words=()),
         Leg("move_server", back, worst, home, words=()),
@@ -353,7 +356,7 @@ def new_keys(cluster):
     def first() -> None:
         was.update(of(cluster, NODE))
 
-    worst = ("Log in anew, with a new node key",)
+    worst = ("Log in again with a new node key",)
     return (Leg("rotate_keys", arrived, worst, first=first, silence=30),)
 
 
@@ -370,7 +373,7 @@ def replaced(cluster, drained):
         assert len(cluster.at_headscale()) == 2
         assert_a_new_pod_talks(cluster)
 
-    worst = ("Remove the identity", "Join the tailnet")
+    worst = ("Remove the nodes from Headscale", "Join the tailnet")
     return (Leg("replace_node", arrived, worst, first=first),)
 
 

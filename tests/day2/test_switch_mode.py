@@ -45,7 +45,7 @@ def test_if_headscale_cannot_be_told_nothing_is_dropped_and_the_next_run_goes_on
         done = cluster.faulty(
             "switch_mode",
             *("--limit", "node1"),
-            task="Take them from the former",
+            task="Withdraw the routes from the old identity",
             how="always",
             headcni_mode=wanted,
         )

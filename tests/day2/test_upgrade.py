@@ -62,9 +62,9 @@ def test_the_runtime_is_upgraded_node_by_node_and_pods_do_not_notice(
 @pytest.mark.parametrize(
     ("playbook", "task"),
     [
-        ("upgrade", "See what it reaches now"),
-        ("rollback", "See what it reaches now"),
-        ("upgrade", "See what the pod reaches now"),
+        ("upgrade", "Test what the pod reaches before the change"),
+        ("rollback", "Test what the pod reaches before the change"),
+        ("upgrade", "Test what the pod reaches after the change"),
     ],
 )
 def test_a_run_that_fails_without_a_change_leaves_the_release_that_was(
@@ -136,7 +136,7 @@ def test_tailscale_is_changed_node_by_node_and_connections_survive(cluster, caps
 def test_a_tailscale_from_the_controllers_files_is_put_back_by_itself(cluster, tarballs):
     done = cluster.faulty(
         "upgrade",
-        task="See what the pod reaches now",
+        task="Test what the pod reaches after the change",
         how="fail",
         headcni_upgrade="tailscale",
         tailscale_version=OLDER,

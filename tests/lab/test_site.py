@@ -352,7 +352,7 @@ def test_a_node_more_joins_without_any_way_out_and_the_others_stay_as_they_are(s
     found = site(
         tailscale_method="files", tailscale_files_dir=files, tailscale_download_url=nowhere
     )
-    by_the_controller = {"Mint a key for this run", "Approve the nodes' routes"}
+    by_the_controller = {"Create a pre-auth key for this run", "Approve the nodes' routes"}
     others = {task.rpartition(" : ")[2] for host, task in found.changed if host != "node3"}
     assert others == by_the_controller
     assert "every pod reaches every other" in site.verify().output

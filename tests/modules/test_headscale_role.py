@@ -175,7 +175,7 @@ def test_the_key_of_a_run_is_worth_nothing_afterwards_whoever_fails(joined, head
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     assert made["expiration"][:19] <= now
     # Nobody who logs in finds it expired already.
-    after = said.rpartition("Expire the key")[2]
+    after = said.rpartition("Expire the pre-auth key")[2]
     assert "logs in" not in after and said.count("logs in") == len(joined.hosts) - len(failing)
 
 
@@ -433,16 +433,16 @@ def leaving(joined, **keeps: bool) -> None:
 def test_identities_are_withdrawn_with_one_listing_for_all_hosts(joined, headscale):
     joined.ok("approve")
     leaving(joined, alpha=True, beta=False, gamma=False)
-    assert changes(joined.ok("withdraw", options=("--check",))) == 2
+    assert changes(joined.ok("withdraw_nodes", options=("--check",))) == 2
     assert set(headscale.nodes) == {"alpha", "beta", "gamma"}
     with headscale_proxy(headscale.url) as proxy:
         joined.vars["headcni_headscale_url"] = proxy.url
-        assert changes(joined.ok("withdraw")) == 2
+        assert changes(joined.ok("withdraw_nodes")) == 2
         # One for the routes, one for the identities.
         assert len(proxy.asked("GET", "/api/v1/node")) == 2
     assert (set(headscale.nodes), headscale.approved("alpha")) == ({"alpha"}, set())
     joined.vars["headcni_headscale_url"] = headscale.url
-    assert changes(joined.ok("withdraw")) == 0
+    assert changes(joined.ok("withdraw_nodes")) == 0
 
 
 def test_a_host_that_headscale_cannot_be_told_about_fails_alone(joined, headscale):
@@ -450,7 +450,7 @@ def test_a_host_that_headscale_cannot_be_told_about_fails_alone(joined, headscal
     leaving(joined, alpha=True, beta=True, gamma=False)
     joined.hosts["alpha"]["leaves"][0]["node_key"] = "no key at all"
     then = [{"debug": {"msg": "{{ inventory_hostname }} goes on"}}]
-    done = joined.run("withdraw", then=then)
+    done = joined.run("withdraw_nodes", then=then)
     assert done.returncode == 2
     assert "expected nodekey: and 64 digits" in done.stdout
     assert "beta goes on" in done.stdout and "gamma goes on" in done.stdout

@@ -202,7 +202,7 @@ def test_a_tarball_on_the_node_is_enough(bare):
 ROLE = """\
 - hosts: node2
   gather_facts: false
-  vars: {_tailscale_preflight_holds: true}
+  vars: {_tailscale_trust_preflight: true}
   tasks:
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: preflight}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: install}

@@ -15,7 +15,7 @@ from tailscale_site import NEWER
 PLAY = """\
 - hosts: headcni
   gather_facts: false
-  vars: {_tailscale_preflight_holds: true}
+  vars: {_tailscale_trust_preflight: true}
   tasks:
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: preflight}
     - ansible.builtin.include_role: {name: headcni.mesh.tailscale, tasks_from: install}
@@ -26,7 +26,7 @@ PLAY = """\
 """
 # What the modules of the collection do on a node, apart from what the controller does by itself.
 MODULES = (
-    r"TASK \[headcni.mesh.tailscale : (See what of|Install Tailscale, |Ask tail|Join the tail)"
+    r"TASK \[headcni.mesh.tailscale : (Check which|Install Tailscale \(|Ask tail|Join the tail)"
 )
 
 

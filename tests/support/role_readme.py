@@ -16,7 +16,7 @@ import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ROLES = CHECKOUT / "roles"
-NOTE = "<!-- Made from meta/argument_specs.yml by tests/support/role_readme.py: change that. -->"
+NOTE = "<!-- Generated from meta/argument_specs.yml by tests/support/role_readme.py: edit that. -->"
 
 
 def roles() -> list[Path]:
@@ -69,7 +69,7 @@ def _usage(role: str, points: dict[str, dict[str, Any]]) -> list[str]:
     if others:
         lines += [
             "",
-            "# or one part of it, where it is wanted",
+            "# or one part of it",
             "- hosts: headcni",
             "  tasks:",
             "    - ansible.builtin.include_role:",

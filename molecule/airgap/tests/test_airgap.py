@@ -1,4 +1,4 @@
-"""Nodes without any way out."""
+"""Nodes without internet access."""
 
 from __future__ import annotations
 

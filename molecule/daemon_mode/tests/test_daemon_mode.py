@@ -1,4 +1,4 @@
-"""daemon mode: a tailscaled of HeadCNI's own, in a namespace of its own."""
+"""daemon mode: HeadCNI's own tailscaled in its own network namespace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_our_tailscaled_is_the_only_one_and_its_tun_is_in_its_namespace(host):
 
 
 def test_the_host_has_nothing_of_tailscales(host):
-    """Its rules, its table and its chains are in the namespace."""
+    """tailscaled's rules, routing table and chains are in the namespace."""
     assert host.run("ip route show table 52").stdout == ""
     assert "5270:" not in host.check_output("ip rule")
     assert "ts-forward" not in host.check_output("nft list ruleset")

@@ -1,4 +1,4 @@
-"""site.yml, from bare machines on."""
+"""site.yml on bare machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""host mode: the node's own tailscaled, and nothing beside it."""
+"""host mode: the node's own tailscaled, and no other."""
 
 from __future__ import annotations
 

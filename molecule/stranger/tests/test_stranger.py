@@ -25,14 +25,14 @@ class CriPod:
 
 
 def asked(pod: CriPod, where: str, path: str) -> str:
-    """By nc: the wget of Debian's static busybox crashes in a container without glibc's files."""
+    """With nc: the wget of Debian's static busybox crashes in a container without glibc's files."""
     said = f'(echo "GET {path} HTTP/1.0"; echo) | nc -w 10 {where}'
     return f"{CRICTL} exec {pod.container} sh -c '{said}'"
 
 
 @pytest.fixture(scope="module")
 def cri_pods(lab: LabCommand, nodes: dict[str, Host]) -> Iterator[list[CriPod]]:
-    """One on each node, by crictl, with a web server that says the node's name."""
+    """A pod on each node, started with crictl, whose web server returns the node's name."""
     made = []
     for node in nodes:
         command = f"mkdir -p /tmp; {SERVE.format(node=node)}"

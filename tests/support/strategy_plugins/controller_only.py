@@ -63,8 +63,8 @@ def pod_cidrs(host: str) -> list[str]:
 
 
 def preflight(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:
-    settled = [] if FRESH else ["release", "config", "conflist"]
-    return {**configured(host, {}), "problems": [], "settled": settled, "current": RELEASE}
+    up_to_date = [] if FRESH else ["release", "config", "conflist"]
+    return {**configured(host, {}), "problems": [], "up_to_date": up_to_date, "current": RELEASE}
 
 
 def configured(host: str, _arguments: dict[str, Any]) -> dict[str, Any]:

@@ -30,17 +30,20 @@ def test_only_what_was_reached_before_can_be_lost(before, after, lost):
     ("known", "state"),
     [
         ({}, "NOT ASKED"),
-        ({"headcni_stands": {"mode": "host"}}, "to be switched"),
-        ({"headcni_stands": {"mode": "daemon"}}, "left alone"),
-        ({"headcni_stands": {"mode": "host", "unfinished": True}}, "in the midst of a switch"),
-        ({"headcni_stands": {"mode": "daemon"}, "headcni_switched": True}, "switched"),
-        ({"headcni_stands": {"mode": "host"}, "headcni_problem": "x"}, "FAILED, and put back"),
-        ({"headcni_stands": {"mode": "daemon"}, "headcni_problem": "x"}, "NOT FINISHED, but it"),
+        ({"headcni_mode_state": {"mode": "host"}}, "to be switched"),
+        ({"headcni_mode_state": {"mode": "daemon"}}, "left alone"),
+        ({"headcni_mode_state": {"mode": "host", "unfinished": True}}, "in the midst of a switch"),
+        ({"headcni_mode_state": {"mode": "daemon"}, "headcni_switched": True}, "switched"),
+        ({"headcni_mode_state": {"mode": "host"}, "headcni_problem": "x"}, "FAILED, and put back"),
+        (
+            {"headcni_mode_state": {"mode": "daemon"}, "headcni_problem": "x"},
+            "NOT FINISHED, but it",
+        ),
         (
             {
-                "headcni_stands": {"mode": "host"},
+                "headcni_mode_state": {"mode": "host"},
                 "headcni_problem": "x",
-                "headcni_back_problem": "y",
+                "headcni_restore_problem": "y",
             },
             "FAILED, and NOT PUT BACK (y)",
         ),

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.modules import headcni_leave
+from ansible_collections.headcni.mesh.plugins.module_utils import nft_leftovers
 
 TAILSCALES = "meta mark & 0xff0000 == 0x40000 accept"
 
@@ -30,8 +30,8 @@ def tables(monkeypatch):
             assert shown.returncode == 0, shown.stderr
             return shown
 
-        monkeypatch.setattr(headcni_leave, "run", run)
-        return {name: used for _family, name, used in headcni_leave.tables()}
+        monkeypatch.setattr(nft_leftovers, "run", run)
+        return {name: used for _family, name, used in nft_leftovers.tables()}
 
     return asked
 
@@ -79,5 +79,5 @@ table ip6 mangle { # handle 30
 
 
 def test_a_rule_of_iptables_tells_by_its_text_that_it_is_about_tailscales_mark():
-    found = headcni_leave.rules_with_its_mark(LEFT_BY_IPTABLES)
+    found = nft_leftovers.rules_with_its_mark(LEFT_BY_IPTABLES)
     assert found == {("ip", "mangle", 2), ("ip6", "mangle", 4)}

@@ -10,10 +10,15 @@ import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     container_runtimes,
     kernel,
+    node,
     node_config,
     node_platform,
     node_release,
     other_networks,
+    preflight_cni,
+    preflight_install,
+    preflight_machine,
+    preflight_network,
 )
 from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
 from ansible_module import run
@@ -43,7 +48,7 @@ GIVEN = {
     ("skew", "said"), [(0, ""), (59, ""), (-59, ""), (3600, "ahead of"), (-3600, "behind")]
 )
 def test_a_clock_that_is_off_is_told(skew, said):
-    problems = preflight.clock({**GIVEN, "now": 1000.0}, 1000.0 + skew)
+    problems = preflight_machine.clock({**GIVEN, "now": 1000.0}, 1000.0 + skew)
     assert bool(problems) == bool(said)
     assert said in "".join(problems)
 
@@ -62,14 +67,14 @@ def test_a_clock_that_is_off_is_told(skew, said):
 )
 def test_pod_cidrs_are_found_or_refused(cidrs, enable, count):
     config = {"network": {"podCIDR": {"nodeLocal": cidrs}}}
-    _, problems = preflight.pod_cidrs(config, {**GIVEN, "enable_ipv6": enable})
+    _, problems = preflight_network.pod_cidrs(config, {**GIVEN, "enable_ipv6": enable})
     assert len(problems) == count
 
 
 def test_a_guess_is_a_problem_only_where_it_was_said_to_be():
     config = {"network": {"podCIDR": {"base": "10.1.0.0/16"}}}
-    assert preflight.pod_cidrs(config, GIVEN)[1] == []
-    problems = preflight.pod_cidrs(config, {**GIVEN, "require_pod_cidr": True})[1]
+    assert preflight_network.pod_cidrs(config, GIVEN)[1] == []
+    problems = preflight_network.pod_cidrs(config, {**GIVEN, "require_pod_cidr": True})[1]
     assert "set headcni_node_pod_cidr" in problems[0]
 
 
@@ -85,7 +90,7 @@ def routes(monkeypatch):
 
 def overlaps(own, config=None, **given):
     cidrs = [ip_network(one) for one in own.split(",")]
-    return preflight.overlaps(config or {}, cidrs, {**GIVEN, **given})
+    return preflight_network.overlaps(config or {}, cidrs, {**GIVEN, **given})
 
 
 def test_a_range_of_its_own_overlaps_nothing(routes):
@@ -116,7 +121,7 @@ def test_a_port_that_is_taken_is_told_with_its_holder():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        problems = preflight.services({"monitoring": {"port": number}})
+        problems = preflight_machine.services({"monitoring": {"port": number}})
     assert f"tcp port {number} is held by" in problems[-1]
     assert "headcni_node_monitoring_port" in problems[-1]
 
@@ -124,15 +129,16 @@ def test_a_port_that_is_taken_is_told_with_its_holder():
 def test_the_port_of_our_own_daemon_is_no_problem(monkeypatch):
     ours = kernel.Holder(1, "headcni-daemon")
     monkeypatch.setattr(kernel, "port_holder", lambda *_: ours)
-    monkeypatch.setattr(preflight.node, "has_systemd", lambda: True)
-    assert preflight.services({}) == []
-    assert len(preflight.services({"tailscale": {"mode": "daemon"}})) == 1
+    monkeypatch.setattr(node, "has_systemd", lambda: True)
+    assert preflight_machine.services({}) == []
+    assert len(preflight_machine.services({"tailscale": {"mode": "daemon"}})) == 1
 
 
 def test_a_machine_without_systemd_is_told(monkeypatch):
-    monkeypatch.setattr(preflight.node, "has_systemd", lambda: False)
+    monkeypatch.setattr(node, "has_systemd", lambda: False)
     assert any(
-        one.startswith("systemd:") for one in preflight.services({"monitoring": {"enabled": False}})
+        one.startswith("systemd:")
+        for one in preflight_machine.services({"monitoring": {"enabled": False}})
     )
 
 
@@ -143,7 +149,7 @@ def test_paths_that_cannot_be_used_are_told(tmp_path, monkeypatch):
     (tmp_path / "bin" / "headcni").write_text("another program")
     given = {**GIVEN, "cni_bin_dirs": [str(tmp_path / "bin"), "relative"], "min_free_mib": 1 << 30}
     given["bin_dir"] = str(tmp_path / "file" / "bin")
-    problems = preflight.places(given)
+    problems = preflight_install.places(given)
     assert any("MiB free for" in one and "make room" in one for one in problems)
     assert any("headcni is another program" in one for one in problems)
     assert "path: 'relative', expected an absolute one" in problems
@@ -152,15 +158,15 @@ def test_paths_that_cannot_be_used_are_told(tmp_path, monkeypatch):
 
 def test_an_interface_of_our_name_that_is_no_bridge_is_told(monkeypatch):
     monkeypatch.setattr(kernel, "is_bridge", lambda name: False if name == "headcni0" else None)
-    assert "headcni_node_bridge" in preflight.names({}, GIVEN)[0]
-    assert preflight.names({}, {**GIVEN, "datapath": "routed"}) == []
+    assert "headcni_node_bridge" in preflight_network.names({}, GIVEN)[0]
+    assert preflight_network.names({}, {**GIVEN, "datapath": "routed"}) == []
 
 
 def test_a_kernel_that_lacks_something_is_told_what(monkeypatch):
     monkeypatch.setattr(node_platform, "container", lambda: "")
     monkeypatch.setattr(kernel, "lacks_tun", lambda: "No such device")
     monkeypatch.setattr(kernel, "lacks_link", lambda kind: "Operation not supported")
-    problems = preflight.kernel_features(GIVEN)
+    problems = preflight_machine.kernel_features(GIVEN)
     assert [one.partition(":")[0] for one in problems] == ["kernel"] * len(problems)
     assert len([one for one in problems if "load the module" in one]) >= 3
 
@@ -174,12 +180,12 @@ def test_where_the_container_runtime_looks_is_compared(monkeypatch):
     found = [runtime(bin_dirs=("/usr/lib/cni",))]
     monkeypatch.setattr(container_runtimes, "running", lambda: found)
     monkeypatch.setattr(container_runtimes, "of_kubelet", lambda running: running)
-    (problem,), notes = preflight.runtimes(GIVEN)
+    (problem,), notes = preflight_cni.runtimes(GIVEN)
     assert "headcni_node_cni_bin_dirs: [/opt/cni/bin, /usr/lib/cni]" in problem and notes == []
     found[:] = [runtime("CRI-O", network="mine")]
-    assert preflight.runtimes({**GIVEN, "conflist": {"name": "mine"}}) == ([], [])
+    assert preflight_cni.runtimes({**GIVEN, "conflist": {"name": "mine"}}) == ([], [])
     found.clear()
-    problems, (note,) = preflight.runtimes(GIVEN)
+    problems, (note,) = preflight_cni.runtimes(GIVEN)
     assert problems == [] and "none runs on this node" in note
 
 
@@ -216,7 +222,7 @@ def test_what_becomes_of_other_conflists_is_a_note(tmp_path):
 def test_a_container_without_tun_is_told_its_hosts_part(monkeypatch):
     monkeypatch.setattr(kernel, "lacks_tun", lambda: "Operation not permitted")
     monkeypatch.setattr(node_platform, "container", lambda: "lxc")
-    assert "lxc.mount.entry: /dev/net/tun" in preflight.kernel_features(GIVEN)[0]
+    assert "lxc.mount.entry: /dev/net/tun" in preflight_machine.kernel_features(GIVEN)[0]
 
 
 def test_the_module_reports_problems_and_notes_of_this_machine():
@@ -235,7 +241,7 @@ def test_the_module_reports_problems_and_notes_of_this_machine():
 
 def test_somebody_who_is_not_root_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "ansible_become" in preflight.root()[0]
+    assert "ansible_become" in preflight_machine.root()[0]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +260,7 @@ def test_somebody_who_is_not_root_is_told(monkeypatch):
 def test_a_release_that_could_not_be_is_told(monkeypatch, given, said):
     there = [node_release.Release("1.0.0", "1.0.0", "", "/opt/headcni/releases/1.0.0")]
     monkeypatch.setattr(node_release, "installed", lambda: there)
-    problems = preflight.release({**GIVEN, **given})
+    problems = preflight_install.release({**GIVEN, **given})
     assert bool(problems) == bool(said)
     assert said in "".join(problems)
 
@@ -280,6 +286,6 @@ def test_a_node_keeps_its_pod_cidr(monkeypatch, tmp_path, had, asked, given, sai
         pinned = node_config.pinned(config, node_config.resolved(config, {}))
         node_config.write(path, node_config.render(pinned))
     cidrs = [ip_network(one) for one in asked.split(",")]
-    problems = preflight.former_cidrs(cidrs, {**GIVEN, **given})
+    problems = preflight_network.former_cidrs(cidrs, {**GIVEN, **given})
     assert bool(problems) == bool(said)
     assert said in "".join(problems)

@@ -95,8 +95,8 @@ def test_kubernetes_and_headscale_are_asked_once_for_all_hosts_when_they_leave()
     _few, many = costs("uninstall", **IN_KUBERNETES)
     hosts = {name.rpartition(" : ")[2]: task["hosts"] for name, task in many.tasks.items()}
     for once in (
-        "Take the approval back",
-        "Remove the identity",
-        "Take the daemons' identities at Kubernetes back",
+        "Withdraw the approval of the nodes' routes",
+        "Remove the nodes from Headscale",
+        "Remove the daemons' identities from Kubernetes",
     ):
         assert hosts[once] == 1

@@ -89,19 +89,25 @@ def test_every_entry_point_has_tasks_and_every_variable_a_description(role):
     [
         # The CIDRs are for preflight to find out.
         ("headcni_node", "run", "headcni_conflist", "conflist", {"pod_cidrs", "cluster_cidrs"}),
-        ("tailscale", "joined", "tailscale_join", "join", {"auth_key", "login"}),
+        ("tailscale", "join_tailnet", "tailscale_join", "join", {"auth_key", "login"}),
     ],
 )
 def test_preflight_compares_just_what_would_be_done(role, file, module, name, other):
     folder = next(one for one in ROLES if one.name == role)
     tasks = yaml.safe_load((folder / f"tasks/{file}.yml").read_text())
-    options = next(
-        task[f"headcni.mesh.{module}"] for task in tasks if f"headcni.mesh.{module}" in task
+    task = next(task for task in tasks if f"headcni.mesh.{module}" in task)
+    assert set(task[f"headcni.mesh.{module}"]) == other
+    preflight = yaml.safe_load((folder / "tasks/preflight.yml").read_text())
+    compared = next(
+        arguments[name]
+        for one in preflight
+        for module, arguments in one.items()
+        if module.startswith("headcni.mesh.")
     )
-    compared = yaml.safe_load((folder / "vars/main.yml").read_text())[f"_{role}_{name}_options"]
-    assert compared == {
-        name: value.replace("omit", "none") for name, value in options.items() if name not in other
-    }
+    assert task["module_defaults"] == {f"headcni.mesh.{module}": compared}
+    options = yaml.safe_load((folder / "vars/main.yml").read_text())[f"_{role}_{name}_options"]
+    assert compared == f"{{{{ _{role}_{name}_options }}}}"
+    assert options and not other & set(options)
 
 
 SECRET = re.compile(r"(api|auth)_key$|token(?!_lifetime$)|secret|password")
@@ -156,7 +162,7 @@ def test_every_playbook_expires_the_key_that_it_has_minted_whatever_happens():
             if "key" in entry_points_of(block["block"]):
                 minting.append(file.name)
                 assert entry_points_of(block.get("always") or []) == ["expire_key"], file
-    assert minting == ["rotate_keys.yml", "site.yml", "site.yml", "switch_move.yml"]
+    assert minting == ["rotate_keys.yml", "site.yml", "site.yml", "move_to_new_mode.yml"]
 
 
 WORLD_WRITABLE = re.compile(r"(/var)?/tmp\b|/dev/shm\b|/run/lock\b")
@@ -173,10 +179,12 @@ def test_no_task_uses_a_name_in_a_directory_that_everybody_may_write_to():
         for line in file.read_text().splitlines()
         if WORLD_WRITABLE.search(line)
     ]
-    assert found == ["roles/tailscale/tasks/files.yml: path: /var/tmp"]
+    assert found == ["roles/tailscale/tasks/install_from_files.yml: path: /var/tmp"]
     (private,) = (
         task
-        for block in yaml.safe_load((checkout / "roles/tailscale/tasks/files.yml").read_text())
+        for block in yaml.safe_load(
+            (checkout / "roles/tailscale/tasks/install_from_files.yml").read_text()
+        )
         for task in block["block"]
         if "/var/tmp" in str(task)
     )

@@ -1,4 +1,4 @@
-"""HeadCNI has gone."""
+"""After HeadCNI has been removed."""
 
 from __future__ import annotations
 

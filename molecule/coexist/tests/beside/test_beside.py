@@ -1,4 +1,4 @@
-"""HeadCNI in daemon mode beside them."""
+"""HeadCNI in daemon mode, together with the owner's tailscaled and the other network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_owners_tailscaled_is_untouched(nodes, between_steps):
 
 
 def test_it_has_the_routes_that_it_had(nodes, between_steps):
-    """And those of the mesh's nodes, which are new in its tailnet."""
+    """Also the identities of the mesh's nodes, which are new in its tailnet."""
     before = json.loads((between_steps / "routes.json").read_text())
     for node, host in nodes.items():
         assert set(before[node]) <= set(accepted_routes(host))
@@ -52,6 +52,6 @@ def test_stopping_the_owners_tailscaled_costs_pods_nothing(nodes, pods, between_
         host.check_output(
             "for i in $(seq 60); do ip rule | grep -q ^5270: && exit; sleep 0.5; done; exit 1"
         )
-    # It is another process now, which the step after this one must find untouched.
+    # This is a new process. The next step checks that it is still the same.
     found = {node: owners(host) for node, host in nodes.items()}
     (between_steps / "owners.json").write_text(json.dumps(found))

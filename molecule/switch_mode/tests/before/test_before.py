@@ -1,4 +1,4 @@
-"""Pods on nodes that site.yml has made."""
+"""Pods on nodes that site.yml has set up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with the former versions."""
+"""Nodes with the old versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailscale_site import OLDER
 
 
 def test_the_former_versions_run(nodes, between_steps):
-    """The runtime's is written down: whatever this checkout's is."""
+    """The version of the runtime is recorded, because it depends on the checkout."""
     found = {node: runs(host) for node, host in nodes.items()}
     assert {one["tailscale"] for one in found.values()} == {OLDER}
     (between_steps / "former.json").write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""After rollback.yml, which is about the runtime alone."""
+"""After rollback.yml, which changes only the runtime."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from two_versions import LATER
 
 
 def test_no_connection_has_ended(traffic):
-    """A new tailscaled costs a second or two of silence, which TCP outlives."""
+    """A new tailscaled interrupts traffic for one to two seconds, which TCP survives."""
     assert_unharmed(traffic.stop(), gap=20)
 
 

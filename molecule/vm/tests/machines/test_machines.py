@@ -37,7 +37,7 @@ def test_ansible_is_told_of_them_as_it_is_of_nodes(lab):
 
 
 def test_a_pulled_cable_is_seen_by_the_card_and_a_healed_one_carries_again(lab):
-    """The machine itself keeps watch: nobody can ask it meanwhile."""
+    """The machine itself watches, because nobody can reach it during that time."""
     watch = "while sleep 0.5; do cat /sys/class/net/eth0/carrier; done > /run/carrier"
     lab.on("vm1", f"systemd-run --quiet --unit=watch sh -c '{watch}'")
     lab("cut", "vm1")

@@ -1,4 +1,4 @@
-"""A part of the node is settled only if its own module would change nothing and warn of nothing."""
+"""A part of a node is up to date only if its module would change nothing and warn of nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import (
     node_config,
     node_release,
-    node_settled,
+    node_up_to_date,
+    preflight_cni,
+    preflight_install,
 )
 from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist
-from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
 
 PYTHON = node_release.Python((3, 11, 0), "cpython-311")
 DIGEST = "d" * 64
@@ -60,7 +61,7 @@ def wanted_at(tmp_path, **other) -> node_release.Wanted:
 
 @pytest.mark.parametrize("digest", [DIGEST, ""])
 def test_a_release_in_use_with_its_links_and_units_is_settled(root, tmp_path, digest):
-    assert node_settled.has_release("1.1.0", digest, wanted_at(tmp_path), PYTHON, root)
+    assert node_up_to_date.has_release("1.1.0", digest, wanted_at(tmp_path), PYTHON, root)
 
 
 @pytest.mark.parametrize(
@@ -79,25 +80,25 @@ def test_one_that_lacks_something_is_not(root, tmp_path, version, digest, interp
     if "command_dir" in other:
         other = {"command_dir": str(tmp_path / other["command_dir"])}
     wanted = wanted_at(tmp_path, **other)
-    assert not node_settled.has_release(version, digest, wanted, interpreter, root)
+    assert not node_up_to_date.has_release(version, digest, wanted, interpreter, root)
 
 
 @pytest.mark.parametrize("spoilt", ["systemd/headcni-daemon.service", "cni/headcni", "opt/current"])
 def test_nor_one_of_which_something_was_taken_away(root, tmp_path, spoilt):
     os.unlink(tmp_path / spoilt)
-    assert not node_settled.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
+    assert not node_up_to_date.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
 
 
 def test_nor_one_with_another_program_in_its_way(root, tmp_path):
     (tmp_path / "cni/headcni").unlink()
     (tmp_path / "cni/headcni").write_text("another program")
-    assert not node_settled.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
+    assert not node_up_to_date.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
 
 
 def test_nor_one_without_the_loopback_plugin_which_is_warned_of(root, tmp_path):
     for release in node_release.installed(root):
         os.unlink(f"{release.path}/bin/loopback")
-    assert not node_settled.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
+    assert not node_up_to_date.has_release("1.1.0", DIGEST, wanted_at(tmp_path), PYTHON, root)
 
 
 CONFIG = {"network": {"podCIDR": {"nodeLocal": "10.1.2.0/24"}}}
@@ -106,12 +107,12 @@ CONFIG = {"network": {"podCIDR": {"nodeLocal": "10.1.2.0/24"}}}
 def test_a_configuration_is_settled_if_it_is_just_that_and_closed_to_others(tmp_path):
     path = str(tmp_path / "config.yaml")
     found = node_config.resolved(CONFIG, {})
-    assert not node_settled.has_config(CONFIG, found, path)
+    assert not node_up_to_date.has_config(CONFIG, found, path)
     node_config.write(path, node_config.render(node_config.pinned(CONFIG, found)))
-    assert node_settled.has_config(CONFIG, found, path)
-    assert not node_settled.has_config({**CONFIG, "logging": {"level": "DEBUG"}}, found, path)
+    assert node_up_to_date.has_config(CONFIG, found, path)
+    assert not node_up_to_date.has_config({**CONFIG, "logging": {"level": "DEBUG"}}, found, path)
     os.chmod(path, 0o644)
-    assert not node_settled.has_config(CONFIG, found, path)
+    assert not node_up_to_date.has_config(CONFIG, found, path)
 
 
 def test_a_guess_is_never_settled_as_it_is_warned_of(tmp_path):
@@ -120,7 +121,7 @@ def test_a_guess_is_never_settled_as_it_is_warned_of(tmp_path):
     found = node_config.resolved(config, {})
     assert found.guessed
     node_config.write(path, node_config.render(node_config.pinned(config, found)))
-    assert not node_settled.has_config(config, found, path)
+    assert not node_up_to_date.has_config(config, found, path)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def net_d(tmp_path):
 
 def charged(folder, **options) -> bool:
     given = {"directory": str(folder), **options}
-    return node_settled.has_conflist(given, ["10.1.2.0/24"], ["10.1.0.0/16"])
+    return node_up_to_date.has_conflist(given, ["10.1.2.0/24"], ["10.1.0.0/16"])
 
 
 def test_a_conflist_in_charge_is_settled_however_its_options_are_spelt(net_d):
@@ -172,14 +173,16 @@ def test_it_is_not_while_another_would_be_taken_instead(net_d):
 def test_a_conflist_that_could_not_be_is_told_before_anything_is_changed(net_d, options, said):
     given = {**GIVEN, "conflist": {"directory": str(net_d), **options}}
     found = node_config.resolved(CONFIG, {})
-    problems = preflight.conflists(CONFIG, found.cidrs, given)
+    problems = preflight_cni.conflists(CONFIG, found.cidrs, given)
     assert len(problems) == (1 if said else 0)
     assert (said or "") in "".join(problems)
 
 
-def test_preflight_names_the_parts_that_are_settled(monkeypatch):
+def test_preflight_names_the_parts_that_are_up_to_date(monkeypatch):
     for name, answer in (("has_release", True), ("has_config", True), ("has_conflist", False)):
-        monkeypatch.setattr(node_settled, name, lambda *_, answer=answer: answer)
+        monkeypatch.setattr(node_up_to_date, name, lambda *_, answer=answer: answer)
     found = node_config.resolved(CONFIG, {})
-    assert preflight.settled(CONFIG, found, GIVEN, PYTHON) == ["release", "config"]
-    assert preflight.settled(CONFIG, found, {**GIVEN, "version": None}, PYTHON) == ["config"]
+    assert preflight_install.up_to_date(CONFIG, found, GIVEN, PYTHON) == ["release", "config"]
+    assert preflight_install.up_to_date(CONFIG, found, {**GIVEN, "version": None}, PYTHON) == [
+        "config"
+    ]

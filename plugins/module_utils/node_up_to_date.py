@@ -1,8 +1,9 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What of a node is as it should be: asked once, before the first change, so that a run in which
-there is nothing to do need not start a module for each part to find that out.
+"""Which parts of a node are already as wanted: the release, the configuration and the conflist.
 
-In doubt a part is not settled: its own module then does what is to be done, or says what is wrong.
+Preflight asks this once, before the first change. So a run without changes does not start a module
+per part. In case of doubt a part is not up to date: then its own module does what is missing, or
+reports what is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .shared import conflist, podcidr
 
 _STRINGS: dict[str, Any] = {"type": "list", "elements": "str"}
 
-# The options of headcni_conflist that say what it holds.
+# The options of headcni_conflist that determine the content of the conflist.
 CONFLIST: dict[str, dict[str, Any]] = {
     "pod_cidrs": _STRINGS,
     "cluster_cidrs": _STRINGS,
@@ -45,7 +46,7 @@ CONFLIST: dict[str, dict[str, Any]] = {
     "chained": {"type": "list", "elements": "dict"},
     "extra": {"type": "dict"},
 }
-# And those that say where it is, and what becomes of the others there.
+# And those for its place, and for other files in the same directory.
 CONFLIST_PLACE: dict[str, dict[str, Any]] = {
     "directory": {"type": "path", "default": conflist.DIRECTORY},
     "file": {"default": conflist.NAME},
@@ -60,7 +61,7 @@ def has_release(
     interpreter: node_release.Python,
     root: str = node_release.ROOT,
 ) -> bool:
-    """Whether the release is in use, whole, with its links and units, and none is to be removed."""
+    """Whether the release is in use, complete and linked, and no other must be removed."""
     now = node_release.current(root)
     if now is None or wanted.keep < node_release.FEWEST:
         return False
@@ -71,17 +72,17 @@ def has_release(
         node_release.arrange(now, wanted, steps, root=root, dry=True)
         node_release.prune(wanted.keep, steps, root=root, dry=True, spare=now.name)
         if node_release.shim_of(now, wanted).problem:
-            return False  # its module warns of it
+            return False  # its module warns about it
     except (node_release.ReleaseError, OSError):
         return False
-    whole = node_release.is_compiled(now, interpreter)
-    return whole and not steps and bool(node_release.loopback_of(wanted, now, root))
+    complete = node_release.is_compiled(now, interpreter)
+    return complete and not steps and bool(node_release.loopback_of(wanted, now, root))
 
 
 def has_config(
     config: Mapping[str, Any], found: podcidr.Resolution, path: str = node_config.PATH
 ) -> bool:
-    """Whether the daemon's configuration is that, with a pod CIDR that is no guess."""
+    """Whether the daemon has this configuration, with a pod CIDR that is not a guess."""
     text = node_config.render(node_config.pinned(config, found))
     try:
         return not found.guessed and not node_config.needs_writing(path, text)
@@ -90,7 +91,7 @@ def has_config(
 
 
 def has_conflist(given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]) -> bool:
-    """Whether the conflist is that, in charge, and with nothing beside it to be warned of."""
+    """Whether the conflist has this content and is in use, and there is nothing to warn about."""
     try:
         plan = _conflist_plan(given, pod_cidrs, cluster_cidrs)
         elsewhere = conflist_places.former(plan.directory, node_release.ROOT)
@@ -102,25 +103,25 @@ def has_conflist(given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: 
 def conflist_mistakes(
     given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
 ) -> list[str]:
-    """What headcni_conflist would refuse, were it only at the end of a run."""
+    """What headcni_conflist would refuse at the end of the run."""
     try:
         _conflist_plan(given, pod_cidrs, cluster_cidrs)
     except conflist.ConflistError as problem:
         return [f"conflist: {problem}"]
     except OSError:
-        pass  # of the directory, which is looked at by itself
+        pass  # the check of the directory reports it
     return []
 
 
 def conflist_notes(
     given: Mapping[str, Any], pod_cidrs: list[str], cluster_cidrs: list[str]
 ) -> list[str]:
-    """What becomes of the other files in its directory."""
+    """What happens to the other files in its directory."""
     try:
         plan = _conflist_plan(given, pod_cidrs, cluster_cidrs)
     except (conflist.ConflistError, OSError):
-        return []  # a mistake of its own, or of the directory
-    notes = [f"conflist: {one}: pods use whatever comes first" for one in plan.left]
+        return []  # other checks report it
+    notes = [f"conflist: {problem}: pods use whatever comes first" for problem in plan.left]
     if plan.back_up:
         shown = ", ".join(plan.back_up[:5]) + (", …" if len(plan.back_up) > 5 else "")
         notes.append(

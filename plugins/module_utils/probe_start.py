@@ -1,0 +1,140 @@
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Start and remove a node's probe pod: with the container runtime, or by calling the plugins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from . import kernel, node, probe, probe_conflist, probe_cri, probe_pod
+
+PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
+UNIT = f"{probe_pod.NAME}.service"
+SIOCGIFMTU = 0x8921
+
+
+def by_runtime(
+    given: Mapping[str, Any], state: Mapping[str, Any]
+) -> tuple[probe_cri.Sandbox | None, dict[str, Any]]:
+    """A pod that the container runtime started, or None; and the result of the check `runtime`."""
+    try:
+        runtime = probe_cri.chosen()
+        crictl = probe_cri.command(runtime, given["crictl"] or "")
+    except probe_cri.NotCheckedError as problem:
+        return None, probe.outcome(None, str(problem))
+    remove_sandboxes(crictl)  # left by an earlier run; the runtime may be able to remove them now
+    probe_pod.write_state({**state, "crictl": crictl})
+    try:
+        sandbox = probe_cri.start(runtime, crictl, given["host_port"])
+        check_network(runtime.name, sandbox, state["conf"])
+    except probe_cri.NotCheckedError as problem:
+        remove_sandboxes(crictl)
+        return None, probe.outcome(None, str(problem))
+    except probe_pod.ProbeError as problem:
+        kept = remove_sandboxes(crictl)
+        probe_pod.write_state(state)
+        raise probe_pod.ProbeError(f"{problem}{kept}") from None
+    if not probe_cri.has_kubelet(runtime):
+        probe_pod.write_state(
+            {
+                **state,
+                "crictl": crictl,
+                "netns": sandbox.netns,
+                "addresses": sandbox.addresses,
+                "dns": {"nameservers": sandbox.nameservers or tailnet_servers(state["conf"])},
+            }
+        )
+        return sandbox, probe.outcome(True, runtime.name)
+    probe_pod.remove_sandboxes(crictl)
+    return None, probe.outcome(True, f"{runtime.name}, for a moment")
+
+
+def remove_sandboxes(crictl: list[str]) -> str:
+    """Let the runtime remove its probe pods. A runtime that cannot call a plugin to set up a pod
+    cannot call it to remove the pod either, and keeps it: then return a sentence that says so."""
+    try:
+        probe_pod.remove_sandboxes(crictl)
+    except probe_pod.ProbeError as problem:
+        return f". The next run of verify.yml tries again to remove what is left: {problem}"
+    return ""
+
+
+def tailnet_servers(conf: Mapping[str, Any]) -> list[str]:
+    """The nameservers that the plugin returns to the runtime. Not every runtime shows them."""
+    known = probe_conflist.ours(conf).get("magic_dns") or {}
+    return list(known.get("nameservers") or ()) if known.get("enable") else []
+
+
+def check_network(runtime: str, sandbox: probe_cri.Sandbox, conf: Mapping[str, Any]) -> None:
+    """Fail if the pod has another network than the conflist describes."""
+    ranges = [ip_network(cidr) for cidr in probe_conflist.pod_cidrs(conf)]
+    foreign = [
+        address
+        for address in sandbox.addresses
+        if not any(ip_address(address) in range_ for range_ in ranges)
+    ]
+    if ranges and foreign:
+        raise probe_pod.ProbeError(
+            f"{runtime} gave its pod the address {foreign[0]}, which is not in this node's "
+            f"{', '.join(map(str, ranges))}: it uses another network or has not read the conflist. "
+            f"Next: ansible-playbook … site.yml --tags preflight compares where {runtime} looks "
+            f"with where HeadCNI is; or restart {runtime}"
+        )
+    wanted = probe_conflist.mtu_of(conf)
+    try:
+        has = kernel.apart(lambda: mtu_inside(probe_pod.INTERFACE), sandbox.netns)
+    except OSError:
+        return  # kubelet has ended the pod by now
+    if has != wanted:
+        raise probe_pod.ProbeError(
+            f"{runtime} gave its pod an MTU of {has}, and the conflist has {wanted}: restart "
+            f"{runtime}, which has read an older one"
+        )
+
+
+def mtu_inside(interface: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, SIOCGIFMTU, struct.pack("16sI12x", interface.encode(), 0))
+    return int(struct.unpack("16sI12x", answer)[1])
+
+
+def by_plugins(given: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Start a pod by calling the plugins, and return its addresses."""
+    probe_pod.ip("netns", "add", probe_pod.NAME)
+    probe_pod.ip("-n", probe_pod.NAME, "link", "set", "lo", "up")
+    state = {**state, "by_plugins": True, "netns": probe_pod.netns_path()}
+    probe_pod.write_state(state)
+    result = probe_pod.add(state["conf"], given["cni_bin_dirs"], given["host_port"])
+    addresses = [entry["address"].partition("/")[0] for entry in result["ips"]]
+    probe_pod.write_state({**state, "addresses": addresses, "dns": result.get("dns") or {}})
+    return addresses
+
+
+def remove() -> list[str]:
+    """Stop the unit, which cleans up when it ends. Also clean up directly, if there is no unit."""
+    if node.unit(UNIT).active not in ("inactive", "failed", ""):
+        node.order("stop", UNIT)
+    return probe_pod.clean()
+
+
+def serve(seconds: int) -> None:
+    """Start a unit that answers in the pod. Whenever the unit ends, it removes the pod."""
+    program = [probe_pod.PYTHON, "-IS", PROGRAM]
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={UNIT}"]
+    command += [f"--property=RuntimeMaxSec={seconds}"]
+    command += [f"--property=ExecStopPost={' '.join(program)} clean {probe_pod.HOME}"]
+    done = subprocess.run(
+        [*command, *program, "serve", probe_pod.HOME],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise node.NodeError(f"systemd-run: {done.stderr.strip()}")
