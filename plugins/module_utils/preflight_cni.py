@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import conflist, container_runtimes, node_config, node_up_to_date, other_networks, podcidr
+from . import container_runtimes, node_config, node_up_to_date, other_networks
+from .shared import conflist, podcidr
 
 Look = Callable[[Mapping[str, Any], list[str], list[str]], list[str]]
 

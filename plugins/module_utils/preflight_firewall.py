@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, node, node_config, node_platform, podcidr
+from . import kernel, node, node_config, node_platform
 from .preflight_network import cidrs_of
+from .shared import podcidr
 
 UNITS = {
     "docker.service": "Docker",

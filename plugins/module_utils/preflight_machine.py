@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, node, node_config, node_platform, node_release, podcidr
+from . import kernel, node, node_config, node_platform, node_release
+from .shared import podcidr
 
 SYSCTL = {4: "/proc/sys/net/ipv4/ip_forward", 6: "/proc/sys/net/ipv6/conf/all/forwarding"}
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, node_config, other_networks, podcidr
+from . import kernel, node_config, other_networks
+from .shared import podcidr
 
 OUR_LINKS = ("headcni", "tailscale", "hc")  # prefixes of their names
 

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 
 from . import probe, probe_cluster, probe_conflist, probe_pod
-from .localapi import LocalAPI
+from .shared.localapi import LocalAPI
 
 PING_SECONDS = 3.0
 CLUSTER_PATIENCE = 4  # times the timeout

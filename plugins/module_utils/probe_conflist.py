@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import conflist, probe_pod
-from .modes import SOCKETS
+from . import probe_pod
+from .shared import conflist, modes
 
 
 def in_use(directory: str) -> dict[str, Any]:
@@ -30,11 +30,10 @@ def ours(conf: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def socket_of(conf: Mapping[str, Any], of_the_node: str) -> str:
     """The socket of the mesh's tailscaled; `of_the_node` is that of the node's own."""
-    plugin = ours(conf)
-    sockets = {**SOCKETS, "host": of_the_node}
-    return str(
-        plugin.get("tailscale_socket") or sockets.get(plugin.get("mode", "host"), of_the_node)
-    )
+    configured = ours(conf).get("tailscale_socket")
+    if ours(conf).get("mode", "host") == "daemon":
+        return modes.socket_of("daemon", configured)
+    return str(configured or of_the_node)
 
 
 def pod_cidrs(conf: Mapping[str, Any]) -> list[str]:
