@@ -14,8 +14,8 @@ from . import (
     node_release,
     node_up_to_date,
     package_owner,
-    podcidr,
 )
+from .shared import podcidr
 
 
 def places(given: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ def socket_of(conf: Mapping[str, Any], of_the_node: str) -> str:
     """The socket of the mesh's tailscaled; `of_the_node` is that of the node's own."""
     configured = ours(conf).get("tailscale_socket")
     if ours(conf).get("mode", "host") == "daemon":
-        return modes.socket_of("daemon", configured)
+        return modes.socket_of("daemon", configured or "")
     return str(configured or of_the_node)
 
 
