@@ -23,7 +23,14 @@ from lab_command import LabCommand
 from leftovers import assert_nothing_left
 from patience import until
 
-from headcni.daemon.tailscale import Bus, LocalApi, NodePrefs, Note, TailscaleError
+from headcni.daemon.tailscale import (
+    FIRST_PAUSE,
+    Bus,
+    LocalApi,
+    NodePrefs,
+    Note,
+    TailscaleError,
+)
 from lab import tools
 from lab.layout import Lab
 from lab.machines import leader
@@ -183,9 +190,11 @@ def test_a_silent_bus_is_asked_for_anew(logged_out):
 
 
 def test_without_a_tailscaled_the_bus_tries_ever_more_rarely(tmp_path):
+    began = time.monotonic()
     with listening(LocalApi(str(tmp_path / "none")).watch()) as notes:
-        time.sleep(1.5)
-    assert 2 <= len(notes) <= 8
+        until(lambda: len(notes) >= 4)
+    # Each pause is twice as long as the one before it, give or take half of it.
+    assert time.monotonic() - began > 0.5 * FIRST_PAUSE * (1 + 2 + 4)
     assert "is not there" in notes[0].problem
 
 

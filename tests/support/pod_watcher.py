@@ -11,7 +11,7 @@ from ipaddress import ip_network
 
 from headcni.daemon import log
 from headcni.daemon.kube import KubeClient, Source
-from headcni.daemon.pods import PodWatcher
+from headcni.daemon.pods import PassReport, PodWatcher
 from headcni.store import DATA_DIR, Store
 
 
@@ -39,6 +39,16 @@ def main() -> None:
         settle=1.0,
     )
     watcher._version = args.version
+    passes = 0
+    reconcile = watcher.reconcile
+
+    def counted() -> PassReport:
+        nonlocal passes
+        report = reconcile()
+        passes += 1
+        return report
+
+    watcher.reconcile = counted
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
@@ -49,6 +59,7 @@ def main() -> None:
             **watcher.stats._asdict(),
             "names": sorted(pod.name for pod in list(watcher._pods.values())),
             "condition": list(watcher.condition),
+            "passes": passes,
         }
         if now != told:
             told = now
