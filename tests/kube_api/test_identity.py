@@ -1,4 +1,7 @@
-"""The daemon's identity at a real API server: what it may do, how it is renewed, how it ends."""
+"""The daemon's identity at a real API server: what it may do, how it is renewed, how it ends.
+
+tests/unit/modules/test_kubernetes_tokens.py does the same without permissions, in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,7 @@ IN_CACHE_SECONDS = 30  # an API server remembers for a while which tokens are go
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    if tools.missing([tools.KUBERNETES]):
-        pytest.skip("kubernetes: not built; `python3 -m lab tools kubernetes`, some 10 minutes")
+    assert not tools.missing([tools.KUBERNETES]), "run `make test-kube-api`, which builds it"
     with serving(tmp_path_factory.mktemp("api")) as made:
         yield made
 
