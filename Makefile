@@ -152,7 +152,7 @@ test-runtimes: cache .venv/ready ## the networking specs of critest with contain
 	$(PYTEST) tests/runtimes
 
 .PHONY: test-kube-api
-test-kube-api: cache .venv/ready ## the daemon's identity at a real kube-apiserver; the first build takes about 10 minutes
+test-kube-api: .venv/ready ## the daemon's identity at a real kube-apiserver; the first build takes about 10 minutes
 	@$(LAB) tools kubernetes
 	$(PYTEST) tests/kube_api
 

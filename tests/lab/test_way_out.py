@@ -33,7 +33,7 @@ def test_what_another_program_creates_meanwhile_is_not_taken_for_a_leftover(othe
     with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "60"]) as process:
         try:
             other.run("ip", "netns", "add", stranger)
-            other.run("ip", "link", "add", stranger, "type", "dummy")
+            other.run("ip", "link", "add", stranger, "type", "bridge")
             other.run("ip", "link", "set", stranger, "up")
             other.run("ip", "route", "add", "198.51.100.0/24", "dev", stranger)
             assert differences(before, other.listing()) == {}
@@ -50,7 +50,7 @@ def test_a_namespace_or_link_with_our_names_is_a_leftover(other):
     try:
         for name in namespaces:
             other.run("ip", "netns", "add", name)
-        other.run("ip", "link", "add", "hc0123456789a", "type", "dummy")
+        other.run("ip", "link", "add", "hc0123456789a", "type", "bridge")
         found = differences(before, other.listing())
     finally:
         other.run("ip", "link", "del", "hc0123456789a", check=False)
