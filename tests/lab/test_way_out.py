@@ -126,10 +126,8 @@ def test_down_ends_what_a_killed_up_had_started_in_a_session_of_its_own(other, t
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while not started.exists():
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.1)
+    until(lambda: started.exists() or worker.poll() is not None, 120, every=0.1)
+    assert worker.poll() is None
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(timeout=10)
     other("down")
@@ -152,21 +150,22 @@ def test_an_attended_lab_goes_with_the_program_that_uses_it_unless_told(other, t
     worker = subprocess.Popen(
         [str(program), "test", said], cwd=CHECKOUT, env=other.env, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not up.exists():
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.1)
+    until(lambda: up.exists() or worker.poll() is not None, 120, every=0.1)
+    assert worker.poll() is None
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(timeout=10)
-    deadline = time.monotonic() + (3 if "never" in said else 60)
-    while noted.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
     if "never" in said:
-        assert noted.exists() and other.on("node1", "hostname") == "node1\n"
+        assert attendants(other) == [] and noted.exists()
+        assert other.on("node1", "hostname") == "node1\n"
         return
+    until(lambda: not attendants(other), 60, every=0.1)
     assert not inventory.exists() and not noted.exists()
-    time.sleep(1)  # the attendant itself
     assert_nothing_left(before, other.listing())
+
+
+def attendants(lab: LabCommand) -> list[str]:
+    """The processes that wait for the end of the program that uses the lab."""
+    return [one for one in lab.listing()["processes"] if " attend " in one]
 
 
 def test_make_down_clears_up_after_a_make_up_that_was_killed_at_any_moment(other):
