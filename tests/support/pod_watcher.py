@@ -11,7 +11,7 @@ from ipaddress import ip_network
 
 from headcni.daemon import log
 from headcni.daemon.kube import KubeClient, Source
-from headcni.daemon.pods import PassReport, PodWatcher
+from headcni.daemon.pods import PodWatcher
 from headcni.store import DATA_DIR, Store
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     passes = 0
     reconcile = watcher.reconcile
 
-    def counted() -> PassReport:
+    def counted() -> object:
         nonlocal passes
         report = reconcile()
         passes += 1
