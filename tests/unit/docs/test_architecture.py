@@ -6,6 +6,7 @@ If a test fails after a change of the code, edit the page: the message names its
 from __future__ import annotations
 
 import ast
+import os
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,7 +83,9 @@ class Module:
 @cache
 def modules() -> dict[str, Module]:
     found = {}
-    for path in sorted((RUNTIME / "headcni").rglob("*.py")):
+    folders = os.walk(RUNTIME / "headcni", followlinks=True)
+    paths = [Path(folder, name) for folder, _, names in folders for name in names]
+    for path in sorted(path for path in paths if path.suffix == ".py"):
         parts = path.relative_to(RUNTIME).with_suffix("").parts
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
