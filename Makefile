@@ -17,22 +17,22 @@ SCENARIO ?= $(filter-out vm,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard mol
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-# RETRY=1: what failed is run once more, on a lab of its own. CI does that, since the tests have
-# real clocks and networks; both runs are in its log, and a test that passed only then has a bug.
-pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: what failed && \
+# RETRY=1 runs the tests that failed once more, on a new lab. CI does that because the tests use real
+# clocks and networks. Its log has both runs; a test that passes only the second time has a bug.
+pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: the tests that failed && \
 	$(PYTEST) --last-failed $(1); })
 LAB := python3 -m lab
 LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) \
 	$(if $(KUBEADM),--kubeadm) $(if $(HEADSCALE),--headscale $(HEADSCALE)) --vms $(VMS)
-# What the lab needs of Debian; apt is asked only for what is missing.
+# The Debian packages that the lab needs. apt installs only those that are missing.
 LAB_PACKAGES := ca-certificates iproute2 mmdebstrap nftables openssh-client slirp4netns \
 	systemd-container
 VM_PACKAGES := e2fsprogs qemu-system-x86
-# What only the tests run on this machine, beside those.
+# Further packages that only the tests need on this machine.
 TEST_PACKAGES := curl gcc gpg iptables libc6-dev procps qemu-user
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
-# Without it Molecule warns at each run that it prefers the folder extensions/molecule.
+# Without this Molecule warns at each run that it prefers the folder extensions/molecule.
 export MOLECULE_GLOB := molecule/*/molecule.yml
 
 ##@ The lab
@@ -54,12 +54,12 @@ shell: ## log in to a machine (NODE=node1)
 
 ##@ Tests
 .PHONY: test
-test: check-lab cache .venv/ready ## everything that CI runs (RETRY=1: once more, what failed)
+test: check-lab cache .venv/ready ## everything that CI runs (RETRY=1 runs the tests that failed once more)
 	@$(MAKE) --no-print-directory --jobs=2 test-the-code test-the-machine
 
 one_by_one = MAKEFLAGS='$(filter-out -j% --jobserver%,$(MAKEFLAGS))' $(MAKE) --no-print-directory
-# Both at once: the first is busy, and the second waits most of its time, for nodes. What the first
-# has to say comes when it is done.
+# Both run at once: the first needs the CPU, and the second mostly waits for nodes. The output of the
+# first is shown when it has ended.
 .PHONY: test-the-code test-the-machine
 test-the-code:
 	@log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; \
@@ -72,102 +72,108 @@ test-unit: .venv/ready ## tests that need neither root nor a lab
 	$(call pytest,tests/unit)
 
 .PHONY: test-collection
-test-collection: .venv/ready ## the artifact builds, installs elsewhere and resolves by its name
+test-collection: .venv/ready ## build the artifact, install it elsewhere, and resolve its names
 	$(call pytest,tests/collection)
 
 .PHONY: test-sanity
-test-sanity: .venv/ready ## ansible-test sanity on a staged copy; the first run makes its environments
+test-sanity: .venv/ready ## ansible-test sanity on a copy; the first run creates its environments
 	$(PY) tests/support/sanity.py
 
 .PHONY: test-cni
-test-cni: cache .venv/ready ## the plugin on this kernel, in namespaces of its own
+test-cni: cache .venv/ready ## the plugin on this kernel, in its own network namespaces
 	$(call pytest,tests/cni)
 
 .PHONY: test-daemon
-test-daemon: cache .venv/ready ## the daemon's parts, one by one, on labs of their own
+test-daemon: cache .venv/ready ## the parts of the daemon, on their own labs
 	$(call pytest,tests/daemon)
 
-HEADSCALE_MODULE_TESTS := $(filter-out %_bad_input.py %_role.py,$(wildcard tests/modules/test_headscale_*.py))
 .PHONY: test-headscale
-test-headscale: cache .venv/ready ## the modules of Headscale at a real one, on loopback
-	$(call pytest,$(HEADSCALE_MODULE_TESTS))
+test-headscale: cache .venv/ready ## the Headscale modules against a real Headscale on loopback
+	$(call pytest,tests/modules/headscale)
 
+.PHONY: test-lab
+test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
+	$(call pytest,tests/lab)
+
+##@ Long tests, from minutes to an hour each (not part of `make test`)
 .PHONY: test-modules
-test-modules: cache .venv/ready ## all modules and roles, on real nodes too (not in `test`)
+test-modules: cache .venv/ready ## all modules and roles, on real nodes too
 	$(PYTEST) tests/modules
 
 HEADSCALE_RELEASES := $(shell sed -n 's|.* v\(.*\)/go.mod .*|\1|p' lab/tools/headscale/releases.sum)
 .PHONY: test-headscale-versions
-test-headscale-versions: cache .venv/ready ## modules, site.yml and verify.yml at each release of Headscale, built first (HEADSCALE=0.27.1 for one; not in `test`)
+test-headscale-versions: cache .venv/ready ## modules, site.yml and verify.yml with each release of Headscale, built first (HEADSCALE=0.27.1 for a single release)
 	@for release in $(or $(HEADSCALE),$(HEADSCALE_RELEASES)); do \
 	$(LAB) tools headscale-$$release; \
-	HEADCNI_HEADSCALE=$$release $(PYTEST) $(HEADSCALE_MODULE_TESTS) tests/lab/test_headscale_versions.py; done
+	HEADCNI_HEADSCALE=$$release $(PYTEST) tests/modules/headscale tests/lab/test_headscale_versions.py; done
 
 .PHONY: test-native-shim
-test-native-shim: cache .venv/ready ## every architecture built from nothing, compared and run; more fuzzing (not in `test`)
+test-native-shim: cache .venv/ready ## build the native shim for every architecture, compare and run it, with more fuzzing
 	HEADCNI_SHIM_ARCHITECTURES=all HEADCNI_SHIM_EXAMPLES=2000 $(PYTEST) tests/unit/cni/test_shims.py \
 		tests/unit/cni/test_native_build.py
 
-.PHONY: test-lab
-test-lab: cache .venv/ready ## the lab itself: boot, faults, leftovers, site.yml
-	$(call pytest,tests/lab --ignore tests/lab/test_runtimes.py)
-
 .PHONY: test-quick-start
-test-quick-start: cache .venv/ready ## the commands of README.md and docs/quick-start.md, as printed (not in `test`)
+test-quick-start: cache .venv/ready ## the commands of README.md and docs/quick-start.md, as printed
 	$(PYTEST) -rP tests/quick_start
 
 .PHONY: test-outages
-test-outages: cache .venv/ready ## what pods lose when daemon, tailscaled, Headscale or link go (not in `test`)
+test-outages: cache .venv/ready ## what pods lose when the daemon, tailscaled, Headscale or a link fails
 	$(PYTEST) tests/outages
 
 .PHONY: test-firewalls
-test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on six nodes, some 15 minutes (not in `test`)
+test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on six nodes (about 15 minutes)
 	$(PYTEST) tests/firewalls
 
 .PHONY: test-soak
-test-soak: cache .venv/ready ## an hour of pods that come and go while firewalls reload and disks fill (not in `test`)
+test-soak: cache .venv/ready ## one hour of pods that come and go while firewalls reload and disks fill
 	$(PYTEST) -s tests/soak
 
 .PHONY: test-day2
-test-day2: cache .venv/ready ## switching modes, upgrading, leaving, with pods talking meanwhile (not in `test`)
+test-day2: cache .venv/ready ## switch modes, upgrade and uninstall while pods talk
 	$(PYTEST) tests/day2
 
 .PHONY: test-molecule
-test-molecule: cache .venv/ready ## the Molecule scenarios but vm, one after the other (SCENARIO=default for one; not in `test`)
+test-molecule: cache .venv/ready ## all Molecule scenarios except vm, one after the other (SCENARIO=default for a single scenario)
 	@for scenario in $(SCENARIO); do molecule test --scenario-name $$scenario; done
 
 .PHONY: test-k8s
-test-k8s: cache .venv/ready ## a real k3s on the lab; building it takes some 15 minutes (not in `test`)
+test-k8s: cache .venv/ready ## a real k3s on the lab; the first build takes about 15 minutes
 	@$(LAB) tools k3s coredns
 	$(PYTEST) tests/k8s
 
 .PHONY: test-k8s-setups
-test-k8s-setups: cache .venv/ready ## k3s on tailnet addresses, with two families, moved from flannel (not in `test`)
+test-k8s-setups: cache .venv/ready ## k3s on tailnet addresses, with two address families, and moved from flannel
 	@$(LAB) tools k3s coredns flannel
 	$(PYTEST) tests/k8s_setups
 
 .PHONY: test-runtimes
-test-runtimes: cache .venv/ready ## critest's specs of networking at containerd, and podman's CNI back end (not in `test`)
+test-runtimes: cache .venv/ready ## the networking specs of critest with containerd, and podman's CNI back end
 	@$(LAB) tools critest
-	$(PYTEST) tests/lab/test_runtimes.py
+	$(PYTEST) tests/runtimes
+
+.PHONY: test-kube-api
+test-kube-api: .venv/ready ## the daemon's identity at a real kube-apiserver; the first build takes about 10 minutes
+	@$(LAB) tools kubernetes
+	$(PYTEST) tests/kube_api
 
 .PHONY: test-kubeadm
-test-kubeadm: cache .venv/ready ## Kubernetes by kubeadm on the lab; building it takes some 10 minutes (not in `test`)
+test-kubeadm: test-kube-api ## Kubernetes by kubeadm on the lab, after test-kube-api
 	@$(LAB) tools kubernetes coredns
 	HEADCNI_CLUSTER=kubeadm $(PYTEST) tests/k8s
 
 .PHONY: test-e2e
-test-e2e: cache .venv/ready ## upstream's specs of the network at Kubernetes by kubeadm (not in `test`)
+test-e2e: cache .venv/ready ## the upstream network specs with Kubernetes by kubeadm
 	@$(LAB) tools kubernetes coredns e2e
 	$(PYTEST) tests/e2e
 
 .PHONY: test-vm
 test-vm: VMS := 2
-test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 with kernels of their own, beside a node (not in `test`)
+test-vm: cache .venv/ready ## a Debian 12 and a Debian 13 virtual machine with their own kernels, beside a node
 	@molecule test --scenario-name vm
 
+##@ Benchmarks
 .PHONY: bench
-bench: cache .venv/ready ## ratios against the Go plugins, in the same run (ONLY="cni ipam")
+bench: cache .venv/ready ## compare with the Go plugins, measured in the same run (ONLY="cni ipam")
 	@$(if $(filter k8s,$(ONLY)),$(LAB) tools k3s coredns)
 	$(PY) -m bench $(ONLY)
 
@@ -181,12 +187,12 @@ lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 	ansible-lint --offline --strict
 
 .PHONY: fmt
-fmt: .venv/ready ## put the code in shape
+fmt: .venv/ready ## format the Python code and fix what ruff can fix
 	ruff format $(PYTHON_SOURCES)
 	ruff check --fix $(PYTHON_SOURCES)
 
 .PHONY: lock
-lock: .venv/ready ## pin every requirements.in anew
+lock: .venv/ready ## update the lock file of every requirements.in
 	$(PY) -m pip install --quiet pip-tools
 	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
@@ -199,7 +205,7 @@ lock: .venv/ready ## pin every requirements.in anew
 		--output-file plugins/cni/native/requirements.lock plugins/cni/native/requirements.in
 
 .PHONY: checksums
-checksums: ## note the SHA-256 of a version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
+checksums: ## record the SHA-256 sums of a Tailscale version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
 	python3 tests/support/tailscale_checksums.py $(TAILSCALE)
 
 .PHONY: native-shim
@@ -207,14 +213,14 @@ native-shim: .venv/ready ## build plugins/cni/native for all architectures, if i
 	@$(PY) plugins/cni/native/build.py
 
 .PHONY: release
-release: native-shim ## build dist/headcni-runtime-VERSION.tar.gz, what a node installs
+release: native-shim ## build dist/headcni-runtime-VERSION.tar.gz, which nodes install
 	@$(PY) plugins/cni/release.py --output dist
 
 .PHONY: clean
-clean: ## forget the venv and what tools left in the checkout; the cache stays
+clean: ## delete the venv and the files that tools left in the checkout, but not the cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
 
-# What the targets above stand on.
+# Targets that the targets above depend on.
 .PHONY: check-lab
 check-lab:
 	@$(LAB) check $(LAB_OPTIONS)
@@ -241,5 +247,5 @@ cache: check-lab packages
 help:
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cni_node import EMPTY, CniNode
+from patience import until
 
 from headcni.shim import request
 from tests.cni.conftest import datapath as datapath
@@ -78,10 +78,7 @@ class ServedNode(CniNode):
         return server.wait(PATIENCE)
 
     def wait_for(self, condition: Any, seconds: float = PATIENCE) -> None:
-        until = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < until, f"not within {seconds} s\n{self.log.read_text()}"
-            time.sleep(0.01)
+        until(condition, seconds, self.log.read_text, every=0.01)
 
     def is_empty(self) -> bool:
         """Nothing is left of any pod; the daemon deletes links after it has answered a DEL."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+import os
 
 import pytest
 from cni_node import EMPTY
-
-from headcni.exec import TERM_GRACE
 
 ALONE = {"HEADCNI_SOCKET": ""}
 # What the caller has, and a daemon under systemd does not.
@@ -130,7 +128,7 @@ def test_a_delegate_ends_with_the_plugin_that_the_runtime_kills(node, server, re
 
     notes = recorder / "notes"
     (recorder / "slow").write_text(
-        f"#!/bin/sh\necho $CNI_COMMAND begins >> {notes}\n"
+        f"#!/bin/sh\necho $$ >> {recorder}/processes\necho $CNI_COMMAND begins >> {notes}\n"
         f"[ $CNI_COMMAND = DEL ] || sleep 3\necho $CNI_COMMAND ends >> {notes}\n"
     )
     (recorder / "slow").chmod(0o755)
@@ -142,5 +140,6 @@ def test_a_delegate_ends_with_the_plugin_that_the_runtime_kills(node, server, re
         node.wait_for(notes.exists)
         call.kill()
     node.delete(conf, pod, CNI_PATH=str(recorder)).succeeds()
-    time.sleep(3 + TERM_GRACE)
+    for process in (recorder / "processes").read_text().split():
+        node.wait_for(lambda process=process: not os.path.exists(f"/proc/{process}"))
     assert notes.read_text().splitlines() == ["ADD begins", "DEL begins", "DEL ends"]

@@ -958,6 +958,13 @@ class Cluster:
             {"routes": list(routes or machine.cidrs)},
         )
 
+    def both_online(self) -> bool:
+        """Both tailscaled have found Headscale again."""
+        try:
+            return all(node["online"] for node in self.headscale("node")["nodes"])
+        except OSError:
+            return False
+
     def connected(self) -> bool:
         return self.one.reaches(self.two) and self.two.reaches(self.one)
 
@@ -1057,7 +1064,7 @@ def test_pods_talk_on_while_headscale_is_away(cluster):
             time.sleep(15)
         finally:
             cluster.lab.on("control", "systemctl start headscale")
-        time.sleep(8)
+        until(cluster.both_online, 60)
     print(f"Headscale away for 15 s: {outage}")
     assert outage.lost == 0
     assert cluster.connected()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from urllib.parse import urlsplit
 
 import pytest
 from headscale_proxy import headscale_proxy
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
+from patience import until
 from site_run import Run, Site
 
 from lab import tools
@@ -126,11 +126,7 @@ def test_pods_reach_each_other_on_every_pair_and_nothing_stays_behind(site, firs
 
 def is_clean(site: Site, node: str) -> bool:
     """The daemon deletes a link after it has answered the DEL."""
-    deadline = time.monotonic() + 30
-    while left := leftovers(site, node):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.3)
-    return True
+    return until(lambda: not leftovers(site, node), 30, lambda: leftovers(site, node), every=0.3)
 
 
 def leftovers(site: Site, node: str) -> str:

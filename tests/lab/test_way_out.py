@@ -11,8 +11,10 @@ import time
 import pytest
 from lab_command import CHECKOUT, LabCommand
 from leftovers import assert_nothing_left, differences
+from patience import until
 
 KILLS = 10
+FORWARDING = ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding")
 WARM_UP_SECONDS = 20.0  # about what a warm `make up` with two nodes takes
 
 
@@ -24,9 +26,46 @@ def other(lab) -> LabCommand:
     command("down")
 
 
+def test_what_another_program_creates_meanwhile_is_not_taken_for_a_leftover(other):
+    """Its namespace, its link, its route and its process in a PID namespace."""
+    stranger = f"stranger{os.getpid() % 10**6}"
+    before = other.listing()
+    with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "60"]) as process:
+        try:
+            other.run("ip", "netns", "add", stranger)
+            other.run("ip", "link", "add", stranger, "type", "bridge")
+            other.run("ip", "link", "set", stranger, "up")
+            other.run("ip", "route", "add", "198.51.100.0/24", "dev", stranger)
+            assert differences(before, other.listing()) == {}
+        finally:
+            process.kill()
+            other.run("ip", "link", "del", stranger, check=False)
+            other.run("ip", "netns", "del", stranger, check=False)
+
+
+def test_a_namespace_or_link_with_our_names_is_a_leftover(other):
+    """Also a name of the runtime's, which must create nothing on this machine itself."""
+    before = other.listing()
+    namespaces = {f"hclab-{other.id}-left", "headcni-left"}
+    try:
+        for name in namespaces:
+            other.run("ip", "netns", "add", name)
+        other.run("ip", "link", "add", "hc0123456789a", "type", "bridge")
+        found = differences(before, other.listing())
+    finally:
+        other.run("ip", "link", "del", "hc0123456789a", check=False)
+        for name in namespaces:
+            other.run("ip", "netns", "del", name, check=False)
+    assert found["namespaces"]["left behind"] == namespaces
+    assert found["links"]["left behind"] == {"hc0123456789a"}
+    assert_nothing_left(before, other.listing())
+
+
 def test_two_labs_stand_side_by_side_and_one_going_leaves_the_other(lab, other):
     before = other.listing()
+    forwarding = other.run("sysctl", *FORWARDING).stdout
     other("up", "--nodes", "1")
+    assert other.run("sysctl", *FORWARDING).stdout == forwarding
     assert other.underlay() != lab.underlay()
     assert other.on("node1", "hostname") == "node1\n"
     other("down")
@@ -64,8 +103,7 @@ def test_an_interrupted_up_takes_itself_down(other, sent):
         # Tests that run in the background of a shell have it ignored, and hand that on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(3)
-    assert differences(before, other.listing()) != {}
+    until(lambda: f"hclab-{other.id}-node1" in other.listing()["namespaces"], 60, every=0.2)
     os.kill(worker.pid, sent)
     assert worker.wait(timeout=60) != 0
     assert_nothing_left(before, other.listing())
@@ -88,10 +126,8 @@ def test_down_ends_what_a_killed_up_had_started_in_a_session_of_its_own(other, t
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while not started.exists():
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.1)
+    until(lambda: started.exists() or worker.poll() is not None, 120, every=0.1)
+    assert worker.poll() is None
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(timeout=10)
     other("down")
@@ -114,21 +150,22 @@ def test_an_attended_lab_goes_with_the_program_that_uses_it_unless_told(other, t
     worker = subprocess.Popen(
         [str(program), "test", said], cwd=CHECKOUT, env=other.env, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not up.exists():
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.1)
+    until(lambda: up.exists() or worker.poll() is not None, 120, every=0.1)
+    assert worker.poll() is None
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(timeout=10)
-    deadline = time.monotonic() + (3 if "never" in said else 60)
-    while noted.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
     if "never" in said:
-        assert noted.exists() and other.on("node1", "hostname") == "node1\n"
+        assert attendants(other) == [] and noted.exists()
+        assert other.on("node1", "hostname") == "node1\n"
         return
+    until(lambda: not attendants(other), 60, every=0.1)
     assert not inventory.exists() and not noted.exists()
-    time.sleep(1)  # the attendant itself
     assert_nothing_left(before, other.listing())
+
+
+def attendants(lab: LabCommand) -> list[str]:
+    """The processes that wait for the end of the program that uses the lab."""
+    return [one for one in lab.listing()["processes"] if " attend " in one]
 
 
 def test_make_down_clears_up_after_a_make_up_that_was_killed_at_any_moment(other):

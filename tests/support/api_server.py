@@ -6,13 +6,13 @@ import base64
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from kube_server import Authority
+from patience import until
 
 from lab import tools
 
@@ -117,12 +117,12 @@ def _start(running: ExitStack, folder: Path, name: str, *options: str) -> None:
 
 
 def _wait(server: ApiServer) -> None:
-    until = time.monotonic() + PATIENCE
-    while "ok" not in server.kubectl("get", "--raw", "/readyz", check=False):
-        if time.monotonic() > until:
-            said = (server.folder / "kube-apiserver.log").read_text()[-3000:]
-            raise AssertionError(f"the API server is not ready after {PATIENCE:.0f} s:\n{said}")
-        time.sleep(0.5)
+    until(
+        lambda: "ok" in server.kubectl("get", "--raw", "/readyz", check=False),
+        PATIENCE,
+        lambda: (server.folder / "kube-apiserver.log").read_text()[-3000:],
+        every=0.5,
+    )
 
 
 def _free_ports(count: int) -> list[int]:

@@ -394,7 +394,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _node(self, name: str) -> None:
         if name in self.server.owner.nodes:
-            self._send(200, {}, json.dumps({"kind": "Node", "metadata": {"name": name}}).encode())
+            found = {"kind": "Node", "metadata": {"name": name}, "spec": {}}
+            self._send(200, {}, json.dumps(found).encode())
         else:
             self._status(404, "NotFound", {"kind": "nodes", "name": name})
 

@@ -36,8 +36,8 @@ class LabCommand:
         return Lab.named(self.name).id
 
     def listing(self) -> Listing:
-        """What the machine has now, other labs aside."""
-        return listing(self.id, f"{self.MARK}={self.id}")
+        """What this lab and the runtime have put on the machine so far."""
+        return listing(Lab.named(self.name), f"{self.MARK}={self.id}")
 
     def run(
         self, *argv: str, check: bool = True, timeout: float = 0, **env: str

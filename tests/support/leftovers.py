@@ -1,4 +1,8 @@
-"""What a machine shows of itself, so that two moments can be compared."""
+"""What a lab and the runtime have put on this machine, so that two moments can be compared.
+
+Other programs may create and remove namespaces, links, containers and rules at any time. So only
+what carries our names counts: the lab's id, or a name that the HeadCNI runtime uses.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +11,64 @@ import re
 import subprocess
 from pathlib import Path
 
+from lab.layout import Lab, cache_dir
+
 Listing = dict[str, set[str]]
 
+# On this machine the runtime must create nothing: it works inside the lab's machines.
+RUNTIME_NAMESPACE = re.compile(r"headcni")
+RUNTIME_LINK = re.compile(r"headcni|hci?[0-9a-f]{11}$")
+RUNTIME_ROUTE = re.compile(r"\b(table|lookup) 520[0-9]\b|\bdev headcni|\bdev hci?[0-9a-f]{11}\b")
+OUR_NFT_TABLE = re.compile(r"^table \S+ (headcni|lab$)")
 
-def listing(lab_id: str, marker: str) -> Listing:
-    """Namespaces, mounts, links, routes, rules, nft tables, cgroups, files and processes.
 
-    The machine may be busy with other things: what carries another lab's or another test's name
-    is passed over. A process counts if it has the marker in its environment, or if it lives in a
-    PID namespace other than ours, as a lab's machines do, and in no other lab's cgroup.
+def listing(lab: Lab, marker: str) -> Listing:
+    """Namespaces, mounts, links, routes, rules, nft tables, cgroups, files and processes of ours.
+
+    A process is ours if it has the marker in its environment or runs in one of the lab's cgroups.
     """
-    others = re.compile(rf"hclab-(?!{lab_id})|hct-|/(?!{lab_id})[0-9a-f]{{5}}(/|$)")
-    found: Listing = {
-        "namespaces": set(_entries("/run/netns")),
-        "mounts": {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()},
-        "links": {line.split(":")[1].strip() for line in _lines("ip", "-o", "link")},
-        "routes": set(_lines("ip", "route", "show", "table", "all")),
-        "rules": set(_lines("ip", "rule")) | set(_lines("ip", "-6", "rule")),
-        "nft tables": set(_lines("nft", "list", "tables")),
-        "cgroups": {
-            path.name
-            for top in Path("/sys/fs/cgroup").iterdir()
-            if top.is_dir()
-            for path in (top, *top.iterdir())
-            if path.is_dir() and path.name.startswith("hclab-")
+    places = (f"{lab.dir}/", f"{cache_dir()}/", f"/run/netns/{lab.prefix}")
+    of_lab = re.compile(rf"\bdev {lab.host_link}\b")
+    routes = [*_lines("ip", "route", "show", "table", "all")]
+    routes += _lines("ip", "-6", "route", "show", "table", "all")
+    return {
+        "namespaces": {
+            name
+            for name in _entries("/run/netns")
+            if name.startswith(lab.prefix) or RUNTIME_NAMESPACE.match(name)
         },
-        "lab files": {f"/{name}" for name in _entries("/var/lib/headcni-lab")},
-        "forwarding": set(_lines("sysctl", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding")),
-        "processes": _processes(marker.encode(), others),
+        "mounts": {
+            point
+            for point in (line.split()[1] for line in _lines("cat", "/proc/self/mounts"))
+            if point.startswith(places)
+        },
+        "links": {
+            name
+            for name in _entries("/sys/class/net")
+            if name.startswith(lab.prefix) or RUNTIME_LINK.match(name)
+        },
+        "routes": {line for line in routes if of_lab.search(line) or RUNTIME_ROUTE.search(line)},
+        "rules": {
+            line
+            for line in (*_lines("ip", "rule"), *_lines("ip", "-6", "rule"))
+            if RUNTIME_ROUTE.search(line)
+        },
+        "nft tables": {
+            line for line in _lines("nft", "list", "tables") if OUR_NFT_TABLE.match(line)
+        },
+        "cgroups": {
+            str(path)
+            for top in Path("/sys/fs/cgroup").iterdir()
+            for path in (top, top / lab.prefix)
+            if path.name == lab.prefix and path.is_dir()
+        },
+        "lab files": {str(lab.dir)} if lab.dir.exists() else set(),
+        "processes": _processes(marker.encode(), lab.prefix),
     }
-    return {kind: {one for one in those if not others.search(one)} for kind, those in found.items()}
 
 
 def differences(before: Listing, after: Listing) -> dict[str, dict[str, set[str]]]:
-    """What the two do not share; processes may well have ended meanwhile, but not begun."""
+    """What only one of the two has. A process may have ended meanwhile, but none may be new."""
     return {
         kind: {"gone": before[kind] - after[kind], "left behind": after[kind] - before[kind]}
         for kind in before
@@ -49,7 +77,7 @@ def differences(before: Listing, after: Listing) -> dict[str, dict[str, set[str]
 
 
 def assert_nothing_left(before: Listing, after: Listing, when: str = "") -> None:
-    """With the whole difference in the message, which pytest would cut short."""
+    """Fail with the whole difference in the message; pytest would shorten it."""
     left = differences(before, after)
     if left:
         raise AssertionError(f"{when} {left}".strip())
@@ -67,9 +95,8 @@ def _lines(*command: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines()]
 
 
-def _processes(marker: bytes, others: re.Pattern[str]) -> set[str]:
+def _processes(marker: bytes, cgroup: str) -> set[str]:
     own = _ancestors_and_self()
-    ours = os.readlink("/proc/self/ns/pid")
     found = set()
     for process in os.listdir("/proc"):
         if not process.isdigit() or int(process) in own:
@@ -78,10 +105,9 @@ def _processes(marker: bytes, others: re.Pattern[str]) -> set[str]:
         try:
             title = (home / "cmdline").read_bytes().replace(b"\0", b" ").strip()
             if not title:
-                continue  # a kernel thread, or a zombie that its parent has yet to bury
+                continue  # a kernel thread, or a process that has ended but was not waited for
             marked = marker in (home / "environ").read_bytes().split(b"\0")
-            elsewhere = os.readlink(home / "ns/pid") != ours
-            if marked or (elsewhere and not others.search((home / "cgroup").read_text())):
+            if marked or f"/{cgroup}/" in (home / "cgroup").read_text():
                 found.add(f"{process} {title.decode(errors='replace')[:150]}")
         except OSError:
             continue

@@ -40,6 +40,16 @@ def main() -> None:
         settle=1.0,
     )
     watcher._version = args.version
+    passes = 0
+    reconcile = watcher.reconcile
+
+    def counted() -> object:
+        nonlocal passes
+        report = reconcile()
+        passes += 1
+        return report
+
+    watcher.reconcile = counted
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
@@ -50,6 +60,7 @@ def main() -> None:
             **watcher.stats._asdict(),
             "names": sorted(pod.name for pod in list(watcher._pods.values())),
             "condition": list(watcher.condition),
+            "passes": passes,
         }
         if now != told:
             told = now

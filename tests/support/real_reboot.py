@@ -13,6 +13,7 @@ from typing import Any
 from lab_command import LabCommand
 from mesh_state import at_headscale, pod_ranges
 from node_listing import differences, listing
+from patience import until
 from traffic import CNITOOL
 
 NODES = ("node1", "vm1", "vm2")
@@ -69,10 +70,12 @@ def reboot_itself(lab: LabCommand, vm: str) -> None:
     boot = "cat /proc/sys/kernel/random/boot_id"
     before = lab.on(vm, boot)
     lab.on(vm, "systemctl reboot", check=False)
-    until = time.monotonic() + PATIENCE
-    while lab.on(vm, boot, check=False) in ("", before):
-        assert time.monotonic() < until, f"{vm} did not come back"
-        time.sleep(2)
+    until(
+        lambda: lab.on(vm, boot, check=False) not in ("", before),
+        PATIENCE,
+        f"{vm} is back",
+        every=2,
+    )
 
 
 def pull_the_plug(lab: LabCommand, vm: str) -> None:

@@ -191,7 +191,8 @@ def test_an_error_in_the_stream_leads_to_a_new_list(watched):
 
 
 def test_a_server_that_ends_each_watch_at_once_is_not_hammered(watched, monkeypatch):
-    watcher = watched.started(pauses=(0.2, 5.0))
+    began = time.monotonic()
+    watcher = watched.started(pauses=(0.1, 5.0))
     ending = threading.Event()
 
     def end_all() -> None:
@@ -200,10 +201,11 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(watched, monkeypa
 
     worker = threading.Thread(target=end_all, daemon=True)
     worker.start()
-    time.sleep(2)
+    until(lambda: watcher.stats.watches >= 5)
     ending.set()
     worker.join(5)
-    assert watcher.stats.watches < 12
+    # Each pause is twice as long as the one before it, give or take half of it.
+    assert time.monotonic() - began > 0.5 * 0.1 * (1 + 2 + 4 + 8)
 
 
 def test_without_an_answer_the_node_is_not_ready_and_says_why(watched):

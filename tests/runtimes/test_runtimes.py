@@ -1,8 +1,7 @@
 """The specs of critest that a network can break, at Debian's containerd; and Debian's podman, whose
 CNI back end is on our conflist.
 
-`make test-runtimes` builds critest first, and podman comes from the nodes' Debian mirror. Neither
-is quick, so without the first these are skipped.
+`make test-runtimes` builds critest first, and podman comes from the nodes' Debian mirror.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from lab import tools
 from lab.image import base_root
 from lab.images import BUSYBOX, web_server
 
-pytestmark = [
-    pytest.mark.skipif(not tools.CRITEST.built, reason="run make test-runtimes"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 WEB_SERVER = "lab.invalid/web-server:1"
 FOCUS = (
     r"Networking",
@@ -58,6 +54,7 @@ STORAGE = (
 
 
 def test_the_specs_of_critest_that_a_network_can_break_pass(cri, capsys):
+    assert tools.CRITEST.built, "run `make test-runtimes`, which builds critest"
     archive = web_server(WEB_SERVER, (base_root() / "bin/busybox").read_bytes(), platform.machine())
     cri.write("node1", "/root/web-server.tar", archive)
     cri.on("node1", "ctr -n k8s.io images import /root/web-server.tar")
