@@ -17,16 +17,13 @@ import pytest
 import yaml
 from lab_command import CHECKOUT
 
+from tests.unit.cni.test_layers import LAYERS
+
 PAGE = CHECKOUT / "docs/architecture.md"
 RUNTIME = CHECKOUT / "plugins/cni"
 # An item of a call path: its depth, an arrow if it is not called but handed over to, and its name.
 ITEM = re.compile(r"^( *)- (→ )?`([^`]+)`")
 FUNCTION = re.compile(r"headcni[\w.]*:[\w.]+\Z")
-# Imports against the layers, each for a reason. They are inside functions.
-EXCEPTIONS = {
-    ("headcni.ipam.allocate", "headcni.recover"): "the first call reconstructs a lost store",
-    ("headcni.exec", "headcni.shim"): "the name of the variable that names the program",
-}
 
 
 @dataclass(frozen=True)
@@ -219,21 +216,17 @@ def included(path: str) -> set[str]:
     return found
 
 
-def layers() -> list[list[str]]:
-    """From the top of the table to its end; each with the modules and packages that it names."""
+def test_the_page_has_the_layers_that_the_import_rules_have():
+    """tests/unit/cni/test_layers.py enforces them; here only what exists already counts."""
     text = PAGE.read_text().partition("## Layers and import rules")[2].partition("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
-    return [[f"headcni.{name}" for name in re.findall(r"`([\w.]+)`", row)] for row in rows]
-
-
-def layer_of(name: str) -> int:
-    """The number of the row that names the module or its nearest package; -1 if there is none."""
-    while name:
-        for number, names in enumerate(layers()):
-            if name in names:
-                return number
-        name = name.rpartition(".")[0]
-    return -1
+    rows = re.findall(r"(?m)^\| (\d) \| [^|]* \| (.*) \|$", text)
+    shown = [(int(number), set(re.findall(r"`([\w.]+)`", names))) for number, names in rows]
+    enforced = [
+        (number, {name for name in names if f"headcni.{name}" in modules()})
+        for number, layer in enumerate(LAYERS, 1)
+        for names in layer.values()
+    ]
+    assert shown == [row for row in enforced if row[1]], "edit the table of layers on the page"
 
 
 def imports_of(module: Module) -> set[str]:
@@ -249,31 +242,6 @@ def imports_of(module: Module) -> set[str]:
                 for alias in node.names
             }
     return found
-
-
-@pytest.mark.parametrize("name", sorted(set(modules()) - {"headcni"}))
-def test_a_module_imports_only_from_its_own_layer_and_those_below(name):
-    assert layer_of(name) >= 0, f"docs/architecture.md: name {name} in the table of layers"
-    upward = [
-        one
-        for one in sorted(imports_of(modules()[name]) & set(modules()) - {"headcni"})
-        if 0 <= layer_of(one) < layer_of(name) and (name, one) not in EXCEPTIONS
-    ]
-    assert upward == [], f"{name} imports from a higher layer: {', '.join(upward)}"
-
-
-def test_a_broken_import_rule_is_noticed():
-    tree = ast.parse("def work():\n    from ..daemon import main\n")
-    broken = Module("headcni.datapath.link", tree, is_package=False)
-    (used,) = imports_of(broken)
-    assert used == "headcni.daemon.main"
-    assert 0 <= layer_of(used) < layer_of(broken.name)
-
-
-def test_every_exception_from_the_rules_is_still_needed():
-    for name, used in EXCEPTIONS:
-        assert used in imports_of(modules()[name]), f"remove {name} -> {used} from EXCEPTIONS"
-        assert layer_of(used) < layer_of(name), f"remove {name} -> {used} from EXCEPTIONS"
 
 
 def test_the_runtime_does_not_import_ansible_and_module_utils_do_not_import_the_runtime():
