@@ -123,7 +123,7 @@ def _one_at_a_time(stage: Stage, findings: Findings) -> None:
         return Row("cni", what, peer, *mean, unit="ms", bar=bar)
 
     findings.rows += [
-        row("ADD p50", "ADD", "headcni", CHAIN, "Go chain", 0.17),
+        row("ADD p50", "ADD", "headcni", CHAIN, "Go chain", 0.15),
         row("DEL p50", "DEL", "headcni", CHAIN, "Go chain", 0.05),
         row(
             "ADD p50, one host port",
@@ -133,14 +133,14 @@ def _one_at_a_time(stage: Stage, findings: Findings) -> None:
             "Go chain, a host port",
             0.09,
         ),
-        row("ADD p50", "ADD", "headcni", "bridge+host-local alone", "Go bridge alone", 0.50),
+        row("ADD p50", "ADD", "headcni", "bridge+host-local alone", "Go bridge alone", 0.40),
         row(
             "ADD p50 without the daemon",
             "ADD",
             "headcni without its daemon",
             CHAIN,
             "Go chain",
-            1.7,
+            1.3,
         ),
     ]
 
@@ -177,7 +177,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             median(rates["headcni"]),
             median(rates["Go chain"]),
             unit="pods/s",
-            bar=3.0,
+            bar=5.0,
             at_least=True,
         ),
         Row(
@@ -187,7 +187,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             1000 * percentile(waits["headcni"], 0.99),
             1000 * percentile(waits["Go chain"], 0.99),
             unit="ms",
-            bar=0.33,
+            bar=0.2,
         ),
     ]
 
