@@ -22,7 +22,7 @@ Network = Union[IPv4Network, IPv6Network]
 
 CLONE_NEWNET = 0x40000000
 NETLINK_ROUTE, NETLINK_NETFILTER = 0, 12
-RTM_NEWLINK, RTM_GETRULE = 16, 34
+RTM_NEWLINK, RTM_GETRULE, RTM_NEWQDISC, RTM_NEWTFILTER = 16, 34, 36, 44
 _REQUEST, _ACK, _DUMP, _CREATE_NEW = 0x1, 0x4, 0x300, 0x600
 _NFT_GETTABLE = (10 << 8) | 1
 _ERROR = 2
@@ -111,6 +111,25 @@ def lacks_link(kind: str) -> str:
 
     def make() -> int:
         return _asked(NETLINK_ROUTE, RTM_NEWLINK, _REQUEST | _ACK | _CREATE_NEW, body)
+
+    return _trouble(lambda: apart(make))
+
+
+def lacks_frame_filters() -> str:
+    """Why the frames that come in on a link cannot be checked by a BPF program. Empty if they can.
+    The link is `lo` of a namespace that exists only for this test."""
+    qdisc = struct.pack("=BxxxiIII", 0, 1, 0xFFFF0000, 0xFFFFFFF1, 0) + _attribute(1, b"ingress\0")
+    accept_all = struct.pack("=HBBI", 6, 0, 0, 0xFFFFFFFF)
+    options = _attribute(4, struct.pack("=H", 1)) + _attribute(5, accept_all)
+    options += _attribute(8, struct.pack("=I", 1))  # the program's result is the verdict
+    protocol = 16 << 16 | socket.htons(3)
+    bpf = struct.pack("=BxxxiIII", 0, 1, 1, 0xFFFF0000, protocol) + _attribute(1, b"bpf\0")
+
+    def make() -> int:
+        flags = _REQUEST | _ACK | _CREATE_NEW
+        return _asked(NETLINK_ROUTE, RTM_NEWQDISC, flags, qdisc) or _asked(
+            NETLINK_ROUTE, RTM_NEWTFILTER, flags, bpf + _attribute(2, options)
+        )
 
     return _trouble(lambda: apart(make))
 

@@ -54,6 +54,9 @@ def kernel_features(given: Mapping[str, Any]) -> list[str]:
     ]
     if given["datapath"] == "bridge":
         asked.append(("bridges", kernel.lacks_link("bridge"), load("bridge")))
+    if (given.get("conflist") or {}).get("anti_spoofing", True):
+        fix = f"{load('sch_ingress')}; {load('cls_bpf')}; or set headcni_node_anti_spoofing: false"
+        asked.append(("filters of tc for anti-spoofing", kernel.lacks_frame_filters(), fix))
     return [f"kernel: no {what}: {why}; {fix}" for what, why, fix in asked if why]
 
 

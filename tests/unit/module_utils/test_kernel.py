@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from ipaddress import ip_network
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import kernel
+from ansible_collections.headcni.mesh.plugins.module_utils import kernel, preflight_machine
 from ansible_collections.headcni.mesh.plugins.module_utils.kernel import Route
 
 ROUTE4 = """\
@@ -104,8 +105,23 @@ def test_what_a_child_finds_comes_back(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a network namespace")
 def test_links_are_tried_out_apart_from_this_machine():
     assert kernel.lacks_link("veth") == ""
+    assert kernel.lacks_frame_filters() == ""
     assert kernel.lacks_link("no-such-kind") == "Operation not supported"
     assert "probe0" not in os.listdir("/sys/class/net")
+
+
+def test_anti_spoofing_needs_a_kernel_that_can_check_frames(monkeypatch):
+    said = "kernel: no filters of tc for anti-spoofing: No such file or directory; "
+    for name in ("lacks_tun", "lacks_nftables", "lacks_rules"):
+        monkeypatch.setattr(kernel, name, lambda: "")
+    monkeypatch.setattr(kernel, "lacks_link", lambda _kind: "")
+    monkeypatch.setattr(kernel, "apart", lambda work: work())
+    monkeypatch.setattr(kernel, "_asked", lambda *_: errno.ENOENT)
+    (problem,) = preflight_machine.kernel_features({"datapath": "bridge", "conflist": None})
+    assert problem.startswith(said)
+    assert "cls_bpf" in problem
+    without = {"datapath": "bridge", "conflist": {"anti_spoofing": False}}
+    assert preflight_machine.kernel_features(without) == []
 
 
 def test_a_device_that_is_not_there_is_missed(tmp_path):
