@@ -412,6 +412,7 @@ def test_what_another_network_of_the_same_store_has_is_recovered_too(node, serve
     assert mapped(node) == {"8080", "8081"}
     node.delete(second, pods[1]).succeeds()
     assert mapped(node) == {"8080"}
+    node.wait_for(lambda: node.leftovers()["tombstone"] == [])  # until then it holds the address
     assert node.add(second).address == address
 
 
