@@ -241,16 +241,30 @@ sys.exit(outcome.exit_code)
 """
 
 
-def test_a_kernel_that_cannot_keep_pods_out_does_not_have_its_loopback_opened(node, conf):
-    pod, asked = node.pod(), {**conf, **mapped((8080, 80, "tcp"))}
+def add_without_cls_bpf(node, asked, pod):
     home = (node.plugins / "headcni").resolve().parent.parent
     env = {**node.environment("ADD", pod), "PYTHONPATH": f"{home}:{home}/vendor"}
-    added = node.netns.run(
+    return node.netns.run(
         node.python, "-S", "-c", WITHOUT_CLS_BPF, json.dumps(asked), env=env, check=False
     )
+
+
+def test_a_kernel_that_cannot_keep_pods_out_does_not_have_its_loopback_opened(node, conf):
+    pod, asked = node.pod(), {**conf, **mapped((8080, 80, "tcp")), "anti_spoofing": False}
+    added = add_without_cls_bpf(node, asked, pod)
     assert added.returncode == 0, added
     assert "127.0.0.1:hostPort does not lead to pods" in added.stderr
     shown = node.netns.run("sysctl", "-a", "-r", "route_localnet").stdout
     assert " = 1" not in shown
     with pod.serving(80):
         assert node.outside.asks(node.NODE_IP, 8080) == node.OUTSIDE_IP
+
+
+def test_a_kernel_that_cannot_check_pods_has_no_unchecked_pod(node, conf):
+    refused = add_without_cls_bpf(node, conf, node.pod())
+    assert refused.returncode == 1, refused
+    said = json.loads(refused.stdout)
+    assert said["msg"] == "anti_spoofing is true, but this kernel cannot check what pods send"
+    assert "modprobe sch_ingress cls_bpf, or set anti_spoofing to false" in said["details"]
+    assert node.leftovers()["links"] == set()
+    assert node.leftovers()["allocation"] == []
