@@ -19,10 +19,12 @@ from .measure import Findings, Row, median, median_error
 from .stage import SUBNET, Stage
 
 # The same pods, processes and connection in all rounds. Only the ingress qdiscs with the filters
-# are deleted and added. Very many short turns in pairs, because a machine's speed drifts, and the
+# are deleted and added. Many short turns in pairs, because a machine's speed drifts, and the
 # median of the pairs' ratios, because whatever else runs takes a core from a turn of a pair.
-PAIRS, WARM_UP = 3000, 5
-SECONDS, SETTLE = 0.04, 0.005
+# Adding or deleting an ingress qdisc takes the link down for a moment, and TCP needs up to 200 ms
+# (its shortest retransmission time-out) to recover from the loss: SETTLE is longer than that.
+PAIRS, WARM_UP = 250, 5
+SECONDS, SETTLE = 0.1, 0.3
 RTM_DELQDISC = 37
 RECEIVE = """
 import socket, sys, threading, time
