@@ -18,7 +18,7 @@ from lab import tools
 
 ECHO = Path(__file__).with_name("echo.py")
 PREFIX = "hct"
-ASK_SECONDS = 1.6  # an answer on this machine takes milliseconds; a lost SYN is repeated after 1 s
+ASK_SECONDS = 2.2  # a lost SYN or neighbour solicitation is repeated after one second
 # Runs a command in another root file system, which it leaves unchanged.
 CHROOT = """\
 for shared in dev proc sys run tmp; do mount --rbind /$shared "$0/$shared"; done
@@ -74,6 +74,12 @@ def sh(*argv: object, check: bool = True, **kwargs: Any) -> subprocess.Completed
     if check and done.returncode != 0:
         raise AssertionError(f"{argv} → {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def asking(address: str, port: object, protocol: str = "tcp", source_port: int = 0) -> list[str]:
+    """The command that asks a server of Namespace.serving()."""
+    words = (ECHO, "ask", protocol, address, port, source_port, ASK_SECONDS)
+    return [sys.executable, "-IS", *map(str, words)]
 
 
 def mapped(*ports: tuple[Any, ...]) -> dict[str, Any]:
@@ -140,8 +146,7 @@ class Namespace:
 
     def asks(self, address: str, port: int, protocol: str = "tcp", source_port: int = 0) -> str:
         """The address that a server saw us come from; "" if it did not answer."""
-        question = ("-IS", ECHO, "ask", protocol, address, port, source_port, ASK_SECONDS)
-        return self.run(sys.executable, *question, check=False).stdout.strip()
+        return self.run(*asking(address, port, protocol, source_port), check=False).stdout.strip()
 
     @contextmanager
     def replaced(self) -> Iterator[None]:

@@ -30,9 +30,7 @@ def serve(protocol: str, address: str, port: int) -> None:
                 connection.sendall(client[0].encode())
 
 
-def ask(
-    protocol: str, address: str, port: int, source_port: int = 0, limit: float = LIMIT
-) -> str:
+def ask(protocol: str, address: str, port: int, source_port: int = 0, limit: float = LIMIT) -> str:
     kind = socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM
     with socket.socket(_family(address), kind) as client:
         client.settimeout(limit)

@@ -343,6 +343,7 @@ ANSWERS = st.one_of(
 )
 
 
+@pytest.mark.timeout(240 + EXAMPLES)
 @settings(
     deadline=None,
     max_examples=EXAMPLES,
