@@ -19,8 +19,10 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 # RETRY=1 runs the tests that failed once more, on a new lab. CI does that because the tests use real
 # clocks and networks. Its log has both runs; a test that passes only the second time has a bug.
-pytest = $(PYTEST) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: the tests that failed && \
-	$(PYTEST) --last-failed $(1); })
+# Suites that run at once each remember in a folder of their own which tests failed.
+suite = $(PYTEST) -o cache_dir=.pytest_cache/$(1)
+pytest = $(suite) $(1)$(if $(RETRY), || { [ $$? = 1 ] && echo RETRY: the tests that failed && \
+	$(suite) --last-failed $(1); })
 LAB := python3 -m lab
 LAB_OPTIONS = --nodes $(NODES) $(if $(UNDERLAY),--underlay $(UNDERLAY)) $(if $(K3S),--k3s) \
 	$(if $(KUBEADM),--kubeadm) $(if $(HEADSCALE),--headscale $(HEADSCALE)) --vms $(VMS)
@@ -55,17 +57,19 @@ shell: ## log in to a machine (NODE=node1)
 ##@ Tests
 .PHONY: test
 test: check-lab cache .venv/ready ## everything that CI runs (RETRY=1 runs the tests that failed once more)
-	@$(MAKE) --no-print-directory --jobs=2 test-the-code test-the-machine
+	@$(MAKE) --no-print-directory --jobs=3 test-the-code test-the-labs test-the-node
 
 one_by_one = MAKEFLAGS='$(filter-out -j% --jobserver%,$(MAKEFLAGS))' $(MAKE) --no-print-directory
-# Both run at once: the first needs the CPU, and the second mostly waits for nodes. The output of the
-# first is shown when it has ended.
-.PHONY: test-the-code test-the-machine
+aside = log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; $(one_by_one) $(1) >$$log 2>&1
+# All three run at once: the first needs the CPU, and the others mostly wait for nodes and packets.
+# The output of the first two is shown when they have ended.
+.PHONY: test-the-code test-the-labs test-the-node
 test-the-code:
-	@log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; \
-	$(one_by_one) lint test-unit test-collection test-sanity test-headscale >$$log 2>&1
-test-the-machine:
-	@$(one_by_one) test-cni test-daemon test-lab
+	@$(call aside,lint test-unit test-collection test-sanity test-headscale)
+test-the-labs:
+	@$(call aside,test-lab)
+test-the-node:
+	@$(one_by_one) test-cni test-daemon
 
 .PHONY: test-unit
 test-unit: .venv/ready ## tests that need neither root nor a lab

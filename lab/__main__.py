@@ -138,25 +138,28 @@ def choose_accelerator(count: int) -> str:
 
 
 def build(lab: Lab, args: argparse.Namespace) -> None:
-    plan = Plan(
-        network.choose_underlay(args.underlay),
-        network.underlay6(lab),
-        tuple(node_names(args.nodes)),
-        tools.tailscale_version(),
-        args.cluster,
-        tuple(vm_names(args.vms)),
-        choose_accelerator(args.vms),
-        args.suites,
-        args.headscale,
-    )
-    lab.dir.mkdir(mode=0o700, parents=True)
-    with step(f"wiring the lab ({plan.underlay})"):
-        machines.make_keys(lab)
-        if plan.k3s:
-            k3s.make_token(lab)
-        network.build_switch(lab, plan)
-        network.start_uplink(lab)
-        machines.write_ssh_config(lab, plan)
+    accelerator = choose_accelerator(args.vms)
+    # A network is free as long as the host has no route to it, which this lab makes only now.
+    with locked("underlay", "another lab that chooses its network", 60):
+        plan = Plan(
+            network.choose_underlay(args.underlay),
+            network.underlay6(lab),
+            tuple(node_names(args.nodes)),
+            tools.tailscale_version(),
+            args.cluster,
+            tuple(vm_names(args.vms)),
+            accelerator,
+            args.suites,
+            args.headscale,
+        )
+        lab.dir.mkdir(mode=0o700, parents=True)
+        with step(f"wiring the lab ({plan.underlay})"):
+            machines.make_keys(lab)
+            if plan.k3s:
+                k3s.make_token(lab)
+            network.build_switch(lab, plan)
+            network.start_uplink(lab)
+            machines.write_ssh_config(lab, plan)
     with step(f"booting {len(plan.machines)} machines") as progress:
         for machine in plan.machines:
             progress.says(machine)

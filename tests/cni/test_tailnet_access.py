@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from cni_node import ECHO, REPAIR_FIREWALL, Namespace, mapped
+from cni_node import REPAIR_FIREWALL, Namespace, asking, mapped
 
 NODE, DEVICE, OTHER = "100.64.0.1", "100.64.0.7", "100.64.0.8"
 NODE6, DEVICE6 = "fd7a:115c:a1e0::1", "fd7a:115c:a1e0::7"
@@ -80,10 +80,8 @@ def reached(pod: Namespace, *targets: str) -> set[str]:
     asked = {}
     for target in targets:
         address, _unused, port = target.rpartition(":")
-        command = [sys.executable, str(ECHO), "ask", "tcp", address.strip("[]"), port]
-        asked[target] = subprocess.Popen(
-            ["ip", "netns", "exec", pod.name, *command], stdout=subprocess.PIPE, text=True
-        )
+        command = ["ip", "netns", "exec", pod.name, *asking(address.strip("[]"), port)]
+        asked[target] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = {target: process.communicate(timeout=30)[0] for target, process in asked.items()}
     return {target for target, answer in said.items() if answer.strip()}
 

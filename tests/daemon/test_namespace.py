@@ -307,6 +307,7 @@ class Mesh:
         number = node[-1]
         own = [f"10.42.{number}.0/24", f"fd42:0:0:{number}::/64"]
         values = {
+            "daemon": {"reconcileInterval": "5s"},  # a test waits for a regular pass
             "tailscale": {"mode": "daemon", **tailscale},
             "network": {"podCIDR": {"nodeLocal": own}},
         }
@@ -476,50 +477,48 @@ def start_tailscaled(mesh: Mesh, node: str) -> None:
     mesh.on(node, TELL_FIREWALLS)
 
 
-@pytest.mark.parametrize("tailscaled", ["runs", "is stopped"])
-@pytest.mark.parametrize("version", [4, 6])
-def test_the_tailnet_address_answers_for_the_node(mesh, tailscaled, version):
-    address = mesh.address("node1", version)
-    if tailscaled == "is stopped":
-        for node in NODES:
+@pytest.fixture(scope="module", params=["runs", "is stopped"])
+def own_tailscaled(mesh, request):
+    """The nodes' own tailscaled beside ours, stopped once for all tests that want it so."""
+    for node in NODES:
+        if request.param == "is stopped":
             mesh.on(node, "systemctl stop tailscaled")
-    try:
-        assert mesh.ssh_banner("node2", address).startswith("SSH-2.0-OpenSSH")
-        from_pod = f"ip netns exec pod timeout 4 nc -w3 {address} 22 </dev/null"
-        if version == 4:  # as pods are masqueraded by the CNI's own table, which is not here
-            mesh.on(
-                "node2",
-                "nft add table ip test; nft add chain ip test p '{ type nat hook "
-                "postrouting priority 100; }'; nft add rule ip test p ip saddr 10.42.2.0/24 "
-                "ip daddr != 10.42.0.0/16 masquerade",
-            )
-            try:
-                assert mesh.on("node2", from_pod).startswith("SSH-2.0-OpenSSH")
-            finally:
-                mesh.on("node2", "nft delete table ip test")
-    finally:
-        for node in NODES:
+        else:
             start_tailscaled(mesh, node)
+    yield request.param
+    for node in NODES:
+        start_tailscaled(mesh, node)
 
 
-@pytest.mark.parametrize("tailscaled", ["runs", "is stopped"])
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_tailnet_address_answers_for_the_node(mesh, own_tailscaled, version):
+    address = mesh.address("node1", version)
+    assert mesh.ssh_banner("node2", address).startswith("SSH-2.0-OpenSSH")
+    from_pod = f"ip netns exec pod timeout 4 nc -w3 {address} 22 </dev/null"
+    if version == 4:  # as pods are masqueraded by the CNI's own table, which is not here
+        mesh.on(
+            "node2",
+            "nft add table ip test; nft add chain ip test p '{ type nat hook "
+            "postrouting priority 100; }'; nft add rule ip test p ip saddr 10.42.2.0/24 "
+            "ip daddr != 10.42.0.0/16 masquerade",
+        )
+        try:
+            assert mesh.on("node2", from_pod).startswith("SSH-2.0-OpenSSH")
+        finally:
+            mesh.on("node2", "nft delete table ip test")
+
+
 @pytest.mark.parametrize(("version", "bound"), [(4, "0.0.0.0"), (4, "::"), (6, "::")])
-def test_a_server_on_the_node_sees_the_peers_tailnet_address(mesh, tailscaled, version, bound):
+def test_a_server_on_the_node_sees_the_peers_tailnet_address(mesh, own_tailscaled, version, bound):
     """The other node has a tailscaled of its own, a peer like any, which goes first while it runs.
     The first node's own tailscaled has a route to it, and drops what comes by other links."""
-    if tailscaled == "is stopped":
-        for node in NODES:
-            mesh.on(node, "systemctl stop tailscaled")
+    if own_tailscaled == "is stopped":
         caller = mesh.address("node2", version)
     else:
         caller = mesh.on("node2", f"tailscale ip -{version}").strip()
-    try:
-        with serving(mesh, "node1", bound):
-            asked = f"python3 /opt/echo.py ask tcp {mesh.address('node1', version)} 7000"
-            assert mesh.on("node2", asked).strip().removeprefix("::ffff:") == caller
-    finally:
-        for node in NODES:
-            start_tailscaled(mesh, node)
+    with serving(mesh, "node1", bound):
+        asked = f"python3 /opt/echo.py ask tcp {mesh.address('node1', version)} 7000"
+        assert mesh.on("node2", asked).strip().removeprefix("::ffff:") == caller
 
 
 def test_with_a_list_only_its_ports_are_answered(mesh):

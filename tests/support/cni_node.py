@@ -18,6 +18,7 @@ from lab import tools
 
 ECHO = Path(__file__).with_name("echo.py")
 PREFIX = "hct"
+ASK_SECONDS = 2.2  # a lost SYN or neighbour solicitation is repeated after one second
 # Runs a command in another root file system, which it leaves unchanged.
 CHROOT = """\
 for shared in dev proc sys run tmp; do mount --rbind /$shared "$0/$shared"; done
@@ -75,6 +76,12 @@ def sh(*argv: object, check: bool = True, **kwargs: Any) -> subprocess.Completed
     return done
 
 
+def asking(address: str, port: object, protocol: str = "tcp", source_port: int = 0) -> list[str]:
+    """The command that asks a server of Namespace.serving()."""
+    words = (ECHO, "ask", protocol, address, port, source_port, ASK_SECONDS)
+    return [sys.executable, "-IS", *map(str, words)]
+
+
 def mapped(*ports: tuple[Any, ...]) -> dict[str, Any]:
     """A netconf's part for (host port, pod port, protocol, host IP) mappings."""
     keys = ("hostPort", "containerPort", "protocol", "hostIP")
@@ -122,6 +129,7 @@ class Namespace:
             "exec",
             self.name,
             sys.executable,
+            "-IS",
             str(ECHO),
             "serve",
             protocol,
@@ -138,9 +146,7 @@ class Namespace:
 
     def asks(self, address: str, port: int, protocol: str = "tcp", source_port: int = 0) -> str:
         """The address that a server saw us come from; "" if it did not answer."""
-        return self.run(
-            sys.executable, ECHO, "ask", protocol, address, port, source_port, check=False
-        ).stdout.strip()
+        return self.run(*asking(address, port, protocol, source_port), check=False).stdout.strip()
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
@@ -413,4 +419,7 @@ class CniNode:
         return {link for link in links if " bpf chain 0 handle 0x1 " in self.filters(link)}
 
     def filters(self, link: str) -> str:
-        return sh(*self._on_it, "tc", "filter", "show", "dev", link, "ingress").stdout
+        """Empty if the link has gone meanwhile: the daemon deletes links after its answer."""
+        shown = sh(*self._on_it, "tc", "filter", "show", "dev", link, "ingress", check=False)
+        assert shown.returncode == 0 or "Cannot find device" in shown.stderr, shown.stderr
+        return shown.stdout

@@ -30,10 +30,10 @@ def serve(protocol: str, address: str, port: int) -> None:
                 connection.sendall(client[0].encode())
 
 
-def ask(protocol: str, address: str, port: int, source_port: int = 0) -> str:
+def ask(protocol: str, address: str, port: int, source_port: int = 0, limit: float = LIMIT) -> str:
     kind = socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM
     with socket.socket(_family(address), kind) as client:
-        client.settimeout(LIMIT)
+        client.settimeout(limit)
         if source_port:
             client.bind(("", source_port))
         client.connect((address, port))
@@ -43,11 +43,11 @@ def ask(protocol: str, address: str, port: int, source_port: int = 0) -> str:
 
 
 if __name__ == "__main__":
-    verb, protocol, address, port, *source_port = sys.argv[1:6]
+    verb, protocol, address, port, *more = sys.argv[1:7]
     if verb == "serve":
         serve(protocol, address, int(port))
     else:
         try:
-            print(ask(protocol, address, int(port), *map(int, source_port)))
+            print(ask(protocol, address, int(port), *map(int, more[:1]), *map(float, more[1:])))
         except OSError as problem:
             sys.exit(f"no answer: {problem}")

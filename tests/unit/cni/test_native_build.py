@@ -48,6 +48,7 @@ def test_the_binaries_are_those_of_the_sources():
     assert sorted(MACHINES) == sorted(build.TARGETS)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(build.TARGETS) if ALL else ["x86_64"])
 def test_building_it_again_gives_the_same_bytes(name, tmp_path):
     """From nothing if all are built; else with the compiler's cache, as that takes a minute."""

@@ -278,7 +278,7 @@ def test_a_sandbox_that_was_replaced_leaks_its_network_though_its_pod_lives(watc
     watched.started()
     until(lambda: len(watched.store.attachments()) == 1)
     assert watched.store.attachments()[0].owner.container_id == "new"
-    assert "replaced" in watched.events[0][2]
+    assert "replaced" in until(lambda: watched.events)[0][2]
 
 
 LIVING = {
