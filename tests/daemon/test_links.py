@@ -17,7 +17,7 @@ PORT = {
 # A server whose thread for links waits as long as a file is there.
 SLOW = """
 import os, time
-from headcni import buried
+from headcni import deferred
 from headcni.daemon.cni import links, server
 
 class Slow:
@@ -25,7 +25,7 @@ class Slow:
     def finish(store, kernel):
         while os.path.exists({hold!r}):
             time.sleep(0.01)
-        return buried.finish(store, kernel)
+        return deferred.finish(store, kernel)
 
 links.buried = Slow
 raise SystemExit(server.main())
@@ -263,7 +263,7 @@ def test_a_failure_is_told_and_tried_again(node):
     once = (
         "from headcni.daemon.cni import links, server\n"
         "from headcni.errors import CniError\n"
-        "finish, calls = links.buried.finish, []\n"
+        "finish, calls = links.deferred.finish, []\n"
         "class Once:\n"
         "    def finish(store, kernel):\n"
         "        calls.append(store)\n"

@@ -29,7 +29,7 @@ for _ in range(3):
 # One ADD, halfway through which the store is deleted and another process adds a pod.
 INTERRUPTED = """
 import os, shutil, subprocess, sys
-from headcni import verbs
+from headcni.plugins.headcni.plugin import run
 from headcni.datapath import link
 data_dir, plugin, stdin = sys.argv[1:]
 connect = link.connect
@@ -41,7 +41,7 @@ def late(*arguments):
     print(done.stdout.decode())
     return connect(*arguments)
 link.connect = late
-print(verbs.run(os.environ, stdin.encode()).output.decode())
+print(run(os.environ, stdin.encode()).output.decode())
 """
 
 

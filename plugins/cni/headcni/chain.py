@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from .config import valid_attachments
+from .delegates import delegate_config
 from .errors import (
     CHECK_FAILED,
     DELEGATE_FAILED,
@@ -21,16 +21,22 @@ from .errors import (
     NOT_AVAILABLE,
     CniError,
 )
-from .exec import MAX_NESTING, deeper, find, invoke, steps
+from .exec import MAX_NESTING, deeper, find, invoke
 from .ipam.config import ANNOTATIONS
 from .model import NetworkConfig, Owner
 from .record import replace
-from .result import VERSIONS, Result, before, read, shape
+from .result import Result, read, shape
+from .skel import (
+    LATEST,
+    VALID_ATTACHMENTS,
+    VERSIONS,
+    environment_of,
+    has_verb,
+    nested_name,
+    steps,
+    valid_attachments,
+)
 from .store import PluginState, Store
-from .subnet_env import delegate_config
-
-# libcni sends both: an early text of the specification had the second name.
-_VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 class States(Protocol):
@@ -41,26 +47,10 @@ class States(Protocol):
     def drop_plugin_state(self, owner: Owner, index: int, /) -> None: ...
 
 
-def nested(owner: Owner, env: Mapping[str, str]) -> Owner:
-    """The owner as the store knows it: a headcni within a chain of ours is another one.
-
-    It is called with the same names as the headcni that calls it and works from the same store,
-    so the steps between them become part of the network's name (which has no slash of its own).
-    """
-    network = nested_name(owner.network, env)
-    return owner if network == owner.network else replace(owner, network=network)
-
-
-def nested_name(network: str, env: Mapping[str, str]) -> str:
-    taken = steps(env)
-    return f"{network}/{'.'.join(taken)}" if taken and "/" not in network else network
-
-
 def add(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> Result:
     """Run the chain, each plugin with the result of the one before it. All of it, or nothing."""
     for index, conf in enumerate(network.delegates):  # before any of them has done anything
         find(conf["type"], deeper(env, str(index)))
-    owner = nested(owner, env)
     timeout, result = network.delegate_timeout, _given(network)
     # A step of an ADD that was cut off is in the way of this one, or will be of its DEL.
     old = [_whole(state, network) for state in store.plugin_states(owner)]
@@ -91,7 +81,6 @@ def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: 
     """
     if len(steps(env)) >= MAX_NESTING:
         return  # nothing can have been added so deep
-    owner = nested(owner, env)
     states = store.plugin_states(owner)
     previous = None
     with suppress(CniError):  # a pod must be removable whatever has become of its cached result
@@ -107,14 +96,13 @@ def check(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: S
     """Each plugin's own CHECK, in order, all of them; the error has what each one found."""
     if network.raw.get("disableCheck") is True:
         return
-    owner = nested(owner, env)
     states = store.plugin_states(owner)
     previous = _given(network) or _last_result(states)
     problems: list[CniError] = []
     for state in states or _by_configuration(network):
         if states and not state.result:
             problems.append(CniError(CHECK_FAILED, f"{state.type}: its ADD did not finish"))
-        elif _has_verb("CHECK", state.config):
+        elif has_verb("CHECK", _version(state.config)):
             with _collected(problems):
                 _pass_on("CHECK", state, env, network, previous)
     if problems:
@@ -125,11 +113,11 @@ def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
     """DEL for attachments of ours that are no longer valid, then each plugin's own GC."""
     if network.raw.get("disableGC") is True:
         return
-    valid = valid_attachments(network)
+    valid = valid_attachments(network.raw)
     if valid is None:
         raise CniError(
             INVALID_CONFIG,
-            f"GC needs {_VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
+            f"GC needs {VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
             "without it every attachment of the network would be removed",
         )
     problems: list[CniError] = []
@@ -138,8 +126,8 @@ def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
             problems += _undo_stale(network, env, owner, store)
     listed = [{"containerID": container, "ifname": ifname} for container, ifname in sorted(valid)]
     for state in _by_configuration(network):
-        if _has_verb("GC", state.config):
-            state.config.update(dict.fromkeys(_VALID_ATTACHMENTS, listed))
+        if has_verb("GC", _version(state.config)):
+            state.config.update(dict.fromkeys(VALID_ATTACHMENTS, listed))
             with _collected(problems):
                 _pass_on("GC", state, env, network)
     if problems:
@@ -150,7 +138,7 @@ def status(network: NetworkConfig, env: Mapping[str, str]) -> None:
     """Each plugin's own STATUS, all of them; the worst code wins, and any failure is one."""
     problems: list[CniError] = []
     for state in _by_configuration(network):
-        if _has_verb("STATUS", state.config):
+        if has_verb("STATUS", _version(state.config)):
             with _collected(problems):
                 _pass_on("STATUS", state, env, network)
     if problems:
@@ -196,7 +184,7 @@ def ipam_status(network: NetworkConfig, env: Mapping[str, str]) -> None:
 
 def _ipam(verb: str, network: NetworkConfig, env: Mapping[str, str]) -> None:
     conf = _whole_netconf(network)
-    if _has_verb(verb, conf):
+    if has_verb(verb, _version(conf)):
         _run(verb, network.ipam.type, deeper(env, "ipam"), conf, network.delegate_timeout)
 
 
@@ -265,7 +253,7 @@ def _request(state: PluginState, previous: Result | None) -> dict[str, Any]:
 
 def _version(conf: Mapping[str, Any]) -> str:
     version = conf.get("cniVersion")
-    return version if version in VERSIONS else VERSIONS[-1]
+    return version if version in VERSIONS else LATEST
 
 
 def _added(kind: str, env: Mapping[str, str], conf: Mapping[str, Any], timeout: float) -> Result:
@@ -298,12 +286,6 @@ def _run(
             raise
 
 
-def _has_verb(verb: str, conf: Mapping[str, Any]) -> bool:
-    """Whether the version that the plugin is configured for has the verb."""
-    since = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}.get(verb)
-    return since is None or not before(_version(conf), since)
-
-
 def _unknown_verb(problem: CniError, verb: str) -> bool:
     """Whether the plugin says that it, or its version of the specification, lacks the verb.
 
@@ -326,8 +308,8 @@ def _undo(
     problems: list[CniError] = []
     for state in reversed(states):
         with _collected(problems):
-            # Before 0.4.0 a DEL had no result of the ADD with it.
-            known = None if before(_version(state.config), "0.4.0") else previous
+            # Since 0.4.0, which also added CHECK, a DEL gets the result of the ADD.
+            known = previous if has_verb("CHECK", _version(state.config)) else None
             step = deeper(env, str(state.index))
             invoke(state.type, "DEL", step, _request(state, known), timeout)
             store.drop_plugin_state(owner, state.index)
@@ -339,13 +321,7 @@ def _undo_stale(
 ) -> list[CniError]:
     """DEL for an attachment that the runtime has forgotten, with what we remember of it."""
     attachment = store.attachment(owner)
-    call = {
-        **env,
-        "CNI_CONTAINERID": owner.container_id,
-        "CNI_IFNAME": owner.ifname,
-        "CNI_NETNS": attachment.netns if attachment else "",
-        "CNI_ARGS": "",
-    }
+    call = environment_of(env, owner, attachment.netns if attachment else "")
     states = store.plugin_states(owner)
     whole = [_whole(state, network) for state in states]
     return _undo(whole, call, owner, store, network.delegate_timeout, _last_result(states))

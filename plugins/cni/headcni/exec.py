@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DELEGATE_FAILED, DELEGATE_MISSING, DELEGATE_TIMEOUT, INVALID_CONFIG, CniError
 from .shim import PROGRAM
+from .skel import NESTING, steps
 
 if TYPE_CHECKING:
     import subprocess
 
-# Where we are in plugins that call plugins: the steps that led here, as in "0.2" or "1.ipam".
-# Whoever hands a call on to another process (the shim, to the daemon) hands this on too.
-NESTING = "HEADCNI_CHAIN"
 MAX_NESTING = 4
 
 OUTPUT_LIMIT = 1 << 20
@@ -119,11 +117,6 @@ def find(plugin_type: str, env: Mapping[str, str]) -> str:
     if unusable:
         details += f"; not executable: {', '.join(unusable)}"
     raise CniError(DELEGATE_MISSING, f"{plugin_type}: there is no such plugin on CNI_PATH", details)
-
-
-def steps(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The steps of plugins of ours that led to this call; none if the runtime made it."""
-    return tuple(filter(None, env.get(NESTING, "").split(".")))
 
 
 def deeper(env: Mapping[str, str], step: str) -> dict[str, str]:

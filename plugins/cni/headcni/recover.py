@@ -26,7 +26,7 @@ from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
-from . import config, repair, verbs
+from . import config, repair
 from .datapath import firewall, guard, link, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
@@ -392,7 +392,7 @@ def _state(path: str, conf: Mapping[str, Any], leased: Sequence[LeasedAddress]) 
         with suppress(CniError):
             whole = json.dumps({"cniVersion": "1.1.0", **conf}).encode()
             network = config.parse(whole, {}, forgiving=True)
-            state["ranges"] = verbs.ranges_of(network, leased)
+            state["ranges"] = firewall.ranges_of(network, leased)
     return state
 
 

@@ -11,21 +11,21 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
-from ipaddress import ip_address, ip_interface
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Optional
 
-from . import config, verbs
-from .datapath import firewall, guard, link, netns, rtnl
+from . import comparison, config
+from .address_sources import routes_of, source_of
+from .comparison import Link
+from .datapath import firewall, guard, link, loopback_ports, netns, rtnl
 from .datapath.netlink import Netlink, Request, attributes, text, u32
-from .errors import ADDRESS_TAKEN, STORE, CniError
-from .ipam.config import TYPE as OUR_IPAM
-from .model import Address, LeasedAddress, NetworkConfig
+from .errors import STORE, CniError
+from .model import Address, NetworkConfig
+from .plugins.headcni.node import Node, Opener
+from .plugins.headcni.plugin import run
 from .record import replace
 from .store import Attachment
-
-if TYPE_CHECKING:
-    from .verbs import Node
 
 CNI_PATH = "/opt/cni/bin"
 RTM_GETLINK, RTM_GETADDR = 18, 22
@@ -33,20 +33,29 @@ _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBi")
 
 
-class Link(NamedTuple):
-    number: int
-    up: bool
-    master: int
+class Reader:
+    """Reads the node's own network namespace once, for all pods, or that of a pod."""
+
+    def __init__(self, kernel: Netlink) -> None:
+        self._kernel = kernel
+        self._links = _links(kernel)
+        self._addresses = _addresses(kernel)
+
+    def link(self, name: str) -> Optional[Link]:
+        return self._links.get(name)
+
+    def addresses(self, index: int) -> frozenset[str]:
+        return self._addresses.get(index, frozenset())
+
+    def has_route(self, address: Address, index: int) -> bool:
+        answer = link.route_to(self._kernel, address)
+        if answer is None or answer[1] != address.max_prefixlen:
+            return False
+        leads_to = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
+        return int(struct.unpack("=I", leads_to)[0]) == index
 
 
-class Host(NamedTuple):
-    """The node's own network namespace at one moment."""
-
-    links: Mapping[str, Link]
-    addresses: Mapping[int, frozenset[str]]  # of each link, with their prefix lengths
-
-
-def look(kernel: Netlink) -> Host:
+def _links(kernel: Netlink) -> dict[str, Link]:
     links = {}
     question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0), "list the links")
     for body in kernel.dump(question):
@@ -58,7 +67,7 @@ def look(kernel: Netlink) -> Host:
             elif kind == rtnl.IFLA_MASTER:
                 (master,) = struct.unpack("=I", value)
         links[name] = Link(index, bool(flags & rtnl.IFF_UP), master)
-    return Host(links, _addresses(kernel))
+    return links
 
 
 def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
@@ -91,15 +100,16 @@ def netconf_of(attachment: Attachment) -> bytes:
 
 
 def differences(
-    node: Node, host: Host, network: NetworkConfig, attachment: Attachment
+    node: Node, host: Reader, network: NetworkConfig, attachment: Attachment
 ) -> list[str]:
-    """What the pod lacks, in words; nothing where other plugins made its network."""
+    """What the pod lacks, in words; nothing if other plugins made its network."""
     if network.delegates:
         return []
-    found = [*_lease(node, network, attachment), *_host(node, host, network, attachment)]
+    found = [*comparison.lease(node.ipam, network, attachment)]
+    found += comparison.host(host, network, attachment)
     try:
         with netns.opened(attachment.netns) as fd, netns.entered(fd), Netlink() as inside:
-            found += _pod(inside, attachment)
+            found += comparison.pod(Reader(inside), attachment)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
     if attachment.result.get("ips") and firewall.concerns(node.store, network):
@@ -107,89 +117,14 @@ def differences(
     return found
 
 
-def _leased(attachment: Attachment) -> list[LeasedAddress]:
-    return [
-        LeasedAddress(
-            ip_interface(ip["address"]).ip,
-            ip_interface(ip["address"]).network.prefixlen,
-            ip_address(ip["gateway"]) if ip.get("gateway") else None,
-        )
-        for ip in attachment.result.get("ips", ())
-    ]
-
-
-def _lease(node: Node, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
-    if network.ipam.type != OUR_IPAM:
-        return
-    lease = node.ipam.lease(attachment.owner)
-    held = {one.address for one in lease.addresses} if lease else set()
-    for one in _leased(attachment):
-        if one.address not in held:
-            yield f"allocation: {one.address} is not recorded as this pod's"
-
-
-def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
-    name = attachment.host_ifname
-    end = host.links.get(name)
-    if end is None:
-        yield f"host side: {name} is missing"
-        return
-    if not end.up:
-        yield f"host side: {name} is down"
-    limiter = link.limiter_of(name)
-    recorded = (one.get("name") for one in attachment.result.get("interfaces", ()))
-    if limiter in recorded and limiter not in host.links:
-        yield f"egress: {limiter} is missing"
-    if network.datapath == "routed":
-        for one in _leased(attachment):
-            if _route_of(node.kernel, one.address) != end.number:
-                yield f"host side: no route {one.address} to {name}"
-        return
-    bridge = host.links.get(network.bridge)
-    if bridge is None:
-        yield f"host side: bridge {network.bridge} is missing"
-        return
-    if not bridge.up:
-        yield f"host side: bridge {network.bridge} is down"
-    if end.master != bridge.number:
-        yield f"host side: {name} is not a port of {network.bridge}"
-    have = host.addresses.get(bridge.number, frozenset())
-    for one in _leased(attachment):
-        expected = network.is_gateway and one.gateway is not None
-        if expected and f"{one.gateway}/{one.prefixlen}" not in have:
-            yield f"host side: {network.bridge} has no address {one.gateway}/{one.prefixlen}"
-
-
-def _route_of(kernel: Netlink, address: Address) -> int:
-    """The link that the node's route to just this address leads to; 0 if there is none."""
-    answer = link.route_to(kernel, address)
-    if answer is None or answer[1] != address.max_prefixlen:
-        return 0
-    index = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
-    return int(struct.unpack("=I", index)[0])
-
-
-def _pod(inside: Netlink, attachment: Attachment) -> Iterator[str]:
-    name = attachment.owner.ifname
-    index = inside.index(name)
-    if not index:
-        yield f"pod: interface {name} is missing"
-        return
-    have = _addresses(inside).get(index, frozenset())
-    for one in _leased(attachment):
-        if one.interface not in have:
-            yield f"pod: {name} has no address {one.interface}"
-
-
 def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
     """Make the pod's network what ADD had made it. Every part is left alone that is as it should
     be; a cable of which one end is gone is made anew."""
-    owner, leased = attachment.owner, _leased(attachment)
-    if network.ipam.type == OUR_IPAM:
-        _keep_addresses(node, attachment, leased)
+    owner, leased = attachment.owner, attachment.leased
+    source_of(network).record_again(node, attachment)
     # The routes are those that the pod got: only ADD sees which of them others have.
     planned = link.plan(network, owner, leased, ())
-    cable = replace(planned, routes=verbs.routes_of(attachment.result), default_routes=())
+    cable = replace(planned, routes=routes_of(attachment.result), default_routes=())
     station = guard.station_of_attachment(attachment)
     with netns.opened(attachment.netns) as fd:
         with netns.entered(fd), Netlink() as inside:
@@ -202,26 +137,13 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
             if station is not None:
                 guard.check_frames(node.kernel, station)
             _mend_cable(node.kernel, network, cable, fd)
-    ranges = attachment.state.get("ranges", verbs.ranges_of(network, leased))
+    ranges = attachment.state.get("ranges", firewall.ranges_of(network, leased))
     addresses = [one.address for one in leased]
     firewall.ensure(node.store, owner.network, ranges, attachment.pod, addresses)
     ports = firewall.published(node.store, owner)
     if ports:
-        verbs.open_loopback(node.kernel, network, cable)
+        loopback_ports.open_for(node.kernel, network, cable)
         firewall.publish(node.store, owner, attachment.pod, ports)
-
-
-def _keep_addresses(node: Node, attachment: Attachment, leased: list[LeasedAddress]) -> None:
-    node.store.adopt(attachment.owner, str(attachment.pod), leased)
-    lease = node.ipam.lease(attachment.owner)
-    held = {one.address for one in lease.addresses} if lease else set()
-    for one in leased:
-        if one.address not in held:
-            raise CniError(
-                ADDRESS_TAKEN,
-                f"{one.address} was given to another pod meanwhile",
-                f"delete the pod {attachment.pod}, so that it gets an address of its own",
-            )
 
 
 def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_netns: int) -> None:
@@ -263,7 +185,7 @@ def namespaces_at_work() -> Optional[frozenset[int]]:
     return frozenset(found)
 
 
-def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PATH) -> None:
+def release(attachment: Attachment, open_node: Opener, cni_path: str = CNI_PATH) -> None:
     """By a DEL, as the runtime should have sent it."""
     pod, owner = attachment.pod, attachment.owner
     args = {
@@ -281,10 +203,9 @@ def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PA
         "CNI_ARGS": ";".join(f"{name}={value}" for name, value in args.items() if value),
         "CNI_PATH": cni_path,
     }
-    outcome = verbs.run(env, netconf_of(attachment), None, opened)
-    if outcome.code:
-        said = json.loads(outcome.output)
-        raise CniError(outcome.code, str(said.get("msg")), str(said.get("details", "")))
+    outcome = run(env, netconf_of(attachment), None, open_node)
+    if outcome.error is not None:
+        raise outcome.error
     if outcome.unrecorded:
         raise CniError(STORE, "its network was removed, but not from the store", outcome.unrecorded)
 

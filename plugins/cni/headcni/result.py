@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from typing import Any, Callable
 
 from .errors import INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
-from .model import Dns, LeasedAddress
-
-OLDEST = ("0.1.0", "0.2.0")  # which some callers of loopback and IPAM plugins still speak
-VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
-CANONICAL = VERSIONS[-1]
-_READABLE = ("0.3.0", *VERSIONS)  # 0.3.0 is 0.3.1 by another name, and some plugins still say it
+from .model import Address, Dns, LeasedAddress
+from .skel import LATEST, OLDEST, READABLE, VERSIONS
 
 Result = dict[str, Any]
 
@@ -69,6 +66,25 @@ def ips_of(leased: Iterable[LeasedAddress], interface: int | None = None) -> lis
     return found
 
 
+def addresses_of(result: Mapping[str, Any]) -> list[Address]:
+    """The addresses of a result, except for malformed ones."""
+    found = []
+    for ip in result.get("ips") or ():
+        with suppress(ValueError, KeyError, TypeError):
+            found.append(ip_interface(ip["address"]).ip)
+    return found
+
+
+def leased_by(result: Mapping[str, Any]) -> list[LeasedAddress]:
+    """The addresses of a result."""
+    found = []
+    for ip in result.get("ips", ()):
+        interface = ip_interface(ip["address"])
+        gateway = ip_address(ip["gateway"]) if ip.get("gateway") else None
+        found.append(LeasedAddress(interface.ip, interface.network.prefixlen, gateway))
+    return found
+
+
 def dns_of(dns: Dns) -> Result:
     given = {
         "nameservers": list(dns.nameservers),
@@ -95,12 +111,12 @@ def read(result: Mapping[str, Any], version: str) -> Result:
     }
     if wrong:
         raise CniError(INVALID_CONFIG, "the CNI result is malformed", "; ".join(wrong))
-    return {"cniVersion": CANONICAL, **{key: value for key, value in sections.items() if value}}
+    return {"cniVersion": LATEST, **{key: value for key, value in sections.items() if value}}
 
 
 def require(version: Any) -> str:
     """The version, if it is one that we speak."""
-    if version not in _READABLE:
+    if version not in READABLE:
         shown = json.dumps(version, default=str)
         raise CniError(
             INCOMPATIBLE_VERSION,
@@ -111,7 +127,7 @@ def require(version: Any) -> str:
 
 
 def before(version: str, other: str) -> bool:
-    return _READABLE.index(require(version)) < _READABLE.index(other)
+    return READABLE.index(require(version)) < READABLE.index(other)
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Callable, NamedTuple, TypeVar, final
 from .errors import STORE, TRY_AGAIN, CniError
 from .model import Address, Lease, LeasedAddress, Owner, PodRef
 from .record import dataclass, field
+from .result import leased_by
 from .runtime_config import storable
 
 T = TypeVar("T")
@@ -147,6 +148,11 @@ class Attachment:
     result: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
+
+    @property
+    def leased(self) -> list[LeasedAddress]:
+        """The addresses that ADD gave to the pod."""
+        return leased_by(self.result)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ the masquerading, so we need not.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_network
-from typing import Any
 
-from .ipam.config import Problem
-from .model import Network, NetworkConfig
+from .model import Network
+from .problems import Problem
 from .record import dataclass
 
 DEFAULT_FILE = "/run/headcni/subnet.env"
@@ -29,13 +28,6 @@ DEFAULT_DATA_DIR = "/var/lib/cni/headcni"
 _KEYS = ("NETWORK", "IPV6_NETWORK", "SUBNET", "IPV6_SUBNET", "MTU", "IPMASQ")
 _PREFIXES = ("HEADCNI_", "FLANNEL_", "")
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
-
-# Plugins that change an interface rather than make one: an address or an MTU is not their affair
-# (tuning would even set the latter).
-_MAKE_NO_INTERFACE = frozenset(
-    ("bandwidth", "firewall", "loopback", "portmap", "sbr", "tuning", "vrf")
-)
-_ALLOCATE_FROM_RANGES = frozenset(("host-local", "headcni-ipam"))
 
 
 @dataclass(frozen=True)
@@ -192,70 +184,3 @@ def write(path: str, settings: SubnetEnv) -> bool:
             os.unlink(fresh)
         raise
     return True
-
-
-def delegate_config(network: NetworkConfig, conf: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a delegate gets: its own, and what it leaves for us to say.
-
-    Name and version are always ours. A plugin that makes an interface gets MTU, masquerading and
-    addresses unless it says otherwise; of the runtime's data each gets what it asks for in
-    ``capabilities``, as libcni does it.
-    """
-    full: dict[str, Any] = {**conf, "name": network.name, "cniVersion": network.cni_version}
-    if "args" in network.raw:
-        full.setdefault("args", network.raw["args"])
-    if makes_interface(conf):
-        full.setdefault("mtu", network.mtu)
-        full.setdefault("ipMasq", network.ip_masq)
-        if conf.get("type") == "bridge":
-            full.setdefault("isGateway", True)
-        if conf.get("ipam") != {}:  # which asks for a link without addresses
-            ipam = _delegate_ipam(network, conf.get("ipam"))
-            full.update({"ipam": ipam} if ipam else {})
-    wanted = conf.get("capabilities") or {}
-    passed_on = {
-        name: network.runtime_config[name]
-        for name, asked_for in wanted.items()
-        if asked_for and name in network.runtime_config
-    }
-    if passed_on:
-        full["runtimeConfig"] = {**(conf.get("runtimeConfig") or {}), **passed_on}
-    return full
-
-
-def makes_interface(conf: Mapping[str, Any]) -> bool:
-    return conf.get("type") not in _MAKE_NO_INTERFACE
-
-
-def takes_addresses(conf: Mapping[str, Any]) -> bool:
-    """Whether a delegate leaves it to us to say where its addresses come from."""
-    ipam = conf.get("ipam")
-    if not makes_interface(conf) or ipam == {}:
-        return False
-    return ipam is None or (isinstance(ipam, Mapping) and _lacks_ranges(ipam))
-
-
-def _lacks_ranges(ipam: Mapping[str, Any]) -> bool:
-    ours_to_say = ipam.get("type", "host-local") in _ALLOCATE_FROM_RANGES
-    return ours_to_say and not ipam.get("subnet") and not ipam.get("ranges")
-
-
-def _delegate_ipam(network: NetworkConfig, own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The delegate's own section, else ours, with ranges and routes where they are left open."""
-    ipam = dict(network.ipam.raw if own is None else own)
-    if not ipam and not network.pod_cidrs:
-        return {}
-    ipam.setdefault("type", "host-local")
-    if _lacks_ranges(ipam):
-        ipam["ranges"] = [[{"subnet": str(cidr)}] for cidr in network.pod_cidrs]
-    if ipam["type"] in _ALLOCATE_FROM_RANGES:
-        ipam.setdefault("routes", _delegate_routes(network))
-    return ipam
-
-
-def _delegate_routes(network: NetworkConfig) -> list[dict[str, str]]:
-    """By the pod's gateway: everything, or where that is not wanted, the cluster."""
-    if network.default_route:
-        versions: Sequence[int] = sorted({cidr.version for cidr in network.pod_cidrs}) or [4]
-        return [{"dst": "0.0.0.0/0" if version == 4 else "::/0"} for version in versions]
-    return [{"dst": str(cidr)} for cidr in network.cluster_cidrs]

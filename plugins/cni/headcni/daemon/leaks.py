@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Callable
 
-from .. import repair, verbs
+from .. import repair
 from ..datapath.netlink import Netlink
 from ..errors import CniError
-from ..ipam.allocate import Ipam
 from ..log import Log
+from ..plugins.headcni.node import Node
 from ..recover import release_unused
 from ..store import Store
 from .observe.events import LEAKED, Event
@@ -73,9 +73,9 @@ class Leaks:
         return released
 
     @contextmanager
-    def _opened(self, _data_dir: str) -> Iterator[verbs.Node]:
+    def _opened(self, _data_dir: str) -> Iterator[Node]:
         """Always the store that the attachments came from: the plugin may have taken its folder
         from HEADCNI_DATA_DIR, which the recorded configuration does not show."""
         store = self._store()
         with Netlink() as kernel:
-            yield verbs.Node(store, Ipam(store), kernel)
+            yield Node(store, kernel)

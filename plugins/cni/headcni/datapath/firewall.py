@@ -165,15 +165,17 @@ def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[P
     return tuple(found)
 
 
-def ranges_of(network: NetworkConfig) -> dict[str, list[str]]:
-    """What a pod of the network needs in the sets: where pods are, which of them are masqueraded,
-    and destinations that they never are masqueraded for. Nothing if it does not need the table."""
-    if network.delegates or not (network.ip_masq or network.port_mappings):
+def ranges_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> dict[str, list[str]]:
+    """The ranges that a pod of the network needs in the sets: the ranges of pods, those that are
+    masqueraded, and the destinations for which they are not. Nothing if the pod does not need the
+    table. If another IPAM does not tell its ranges, the networks of the pod's addresses count."""
+    if not leased or network.delegates or not (network.ip_masq or network.port_mappings):
         return {}
+    pods = network.pod_cidrs or {ip_network(one.interface, strict=False) for one in leased}
     return {
-        "pods": _texts(network.pod_cidrs),
-        "masqueraded": _texts(network.pod_cidrs if network.ip_masq else ()),
-        "cluster": _texts({*network.cluster_cidrs, *network.pod_cidrs, *network.service_cidrs}),
+        "pods": _texts(pods),
+        "masqueraded": _texts(pods if network.ip_masq else ()),
+        "cluster": _texts({*network.cluster_cidrs, *pods, *network.service_cidrs}),
     }
 
 

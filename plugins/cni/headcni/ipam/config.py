@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..errors import INVALID_CONFIG, CniError, shortened
+from ..errors import INVALID_CONFIG, CniError
 from ..model import Address, IpamConfig, Network, Range, Route
+from ..problems import Problem, unknown_keys
 from .pool import STRATEGIES, gateways, reserved, size, usable
 
 TYPE = "headcni-ipam"
@@ -30,48 +27,10 @@ IP_ANNOTATION = "headcni.dev/ip"
 MOST_REQUESTED = 16  # addresses, from each source
 LONGEST_REQUEST = 1024  # characters
 MOST_RANGES = 64
-LONGEST_VALUE = 120  # of a value in a message
-MISTAKES_NAMED = 16
 
-_SENT_BY_LIBCNI = (".Name", ".name")  # as its Go structs carry no JSON name for it
 
 Span = tuple[Address, Address]
 _LIST = (list, tuple)
-
-
-class Problem(NamedTuple):
-    """A mistake: where it is, what stands there, and what would be right."""
-
-    path: str
-    value: object
-    expected: str
-
-    def __str__(self) -> str:
-        path, value = (
-            shortened(self.path, LONGEST_VALUE),
-            shortened(repr(self.value), LONGEST_VALUE),
-        )
-        return f"{path} is {value}: expected {self.expected}"
-
-
-class UnknownKey(Problem):
-    """A key that nobody reads: host-local ignores it, so a runtime is warned and served."""
-
-
-def tolerated(problems: list[Problem]) -> list[Problem]:
-    """The mistakes without unknown keys, of which a warning is written."""
-    for problem in problems:
-        if isinstance(problem, UnknownKey) and not problem.path.endswith(_SENT_BY_LIBCNI):
-            path = shortened(problem.path, LONGEST_VALUE)
-            warn(f"{path} is ignored: expected {problem.expected}")
-    return [problem for problem in problems if not isinstance(problem, UnknownKey)]
-
-
-@lru_cache(maxsize=256)
-def warn(text: str) -> None:
-    """On stderr, once in a process: the daemon's journal has it once, not with every pod."""
-    with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-        print(f"level=warning msg={json.dumps(text)}", file=sys.stderr, flush=True)
 
 
 def parse_ipam(
@@ -122,41 +81,6 @@ def ensure_may_ask(config: IpamConfig, namespace: str) -> None:
             "take the annotation away, or have the node's operator add the namespace to"
             " ipam.annotationNamespaces (headcni_node_ip_annotation_namespaces)",
         )
-
-
-def as_error(problems: Sequence[Problem]) -> CniError:
-    """All the mistakes in one answer."""
-    count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-    named = "; ".join(named_mistakes(problems, str))
-    return CniError(INVALID_CONFIG, f"the configuration has {count}", named)
-
-
-def named_mistakes(problems: Sequence[Problem], in_words: Callable[[Problem], str]) -> list[str]:
-    """The first of them, and how many more there are."""
-    named = [in_words(problem) for problem in problems[:MISTAKES_NAMED]]
-    more = len(problems) - len(named)
-    return [*named, f"and {more} more"] if more else named
-
-
-def split_cni_args(text: str) -> dict[str, str]:
-    """CNI_ARGS ("IP=10.1.2.3;K8S_POD_NAME=web-0") as a mapping; what is no pair is left out."""
-    pairs = (pair.partition("=") for pair in text.split(";"))
-    return {key.strip(): value.strip() for key, sign, value in pairs if sign}
-
-
-def unknown_keys(
-    section: Mapping[str, Any], known: Sequence[str], path: str, problems: list[Problem]
-) -> None:
-    """Name each key that nobody reads, with the one that was probably meant."""
-    for key in section:
-        if key in known:
-            continue
-        import difflib  # 4 ms, and only where there is a mistake
-
-        plain = {name.lower(): name for name in known}
-        near = difflib.get_close_matches(key.lower().replace("_", ""), plain, 1)
-        hint = f"{plain[near[0]]}?" if near else f"one of {', '.join(known)}"
-        problems.append(UnknownKey(f"{path}.{key}", section[key], f"a known key: {hint}"))
 
 
 def parse_address(value: object) -> Address | None:

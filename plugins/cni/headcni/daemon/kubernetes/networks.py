@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Callable, Optional
 
-from ... import repair, verbs
+from ... import repair
 from ...datapath.netlink import Netlink
 from ...errors import CniError
-from ...ipam.allocate import Ipam
 from ...log import Log
 from ...model import Network, Owner, PodRef
+from ...plugins.headcni.node import Node
 from ...store import Attachment, Store
 from .client import KubeClient
 from .errors import DENIED, KubeError
@@ -189,7 +189,7 @@ class PodNetworks:
         """Repair broken networks. Returns how many were repaired, and how many could not be."""
         repaired = missing = 0
         with self._opened() as node:
-            host = repair.look(node.kernel)
+            host = repair.Reader(node.kernel)
             for pod in running:
                 alive = [
                     network
@@ -219,9 +219,7 @@ class PodNetworks:
                         missing += done == MISSING
         return repaired, missing
 
-    def _differences(
-        self, node: verbs.Node, host: repair.Host, attachment: Attachment
-    ) -> list[str]:
+    def _differences(self, node: Node, host: repair.Reader, attachment: Attachment) -> list[str]:
         return repair.differences(node, host, repair.network_of(attachment), attachment)
 
     def _has_lasted(self, uid: str, seconds: float) -> bool:
@@ -232,9 +230,7 @@ class PodNetworks:
         self._look_again(uid, since + seconds - now + 0.1)
         return False
 
-    def _repair(
-        self, node: verbs.Node, pod: Pod, attachment: Attachment, differing: list[str]
-    ) -> str:
+    def _repair(self, node: Node, pod: Pod, attachment: Attachment, differing: list[str]) -> str:
         if node.store.attachment(attachment.owner) is None:
             return ""  # a DEL came first
         problem = ""
@@ -243,7 +239,7 @@ class PodNetworks:
             if node.store.attachment(attachment.owner) is None:  # a DEL came in between
                 self._undo(attachment)
                 return ""
-            left = self._differences(node, repair.look(node.kernel), attachment)
+            left = self._differences(node, repair.Reader(node.kernel), attachment)
             problem = "; ".join(left)
         except CniError as failure:
             problem = f"{'; '.join(differing)}; it cannot be mended: {failure}"
@@ -272,12 +268,12 @@ class PodNetworks:
         )
 
     @contextmanager
-    def _opened(self, _data_dir: str = "") -> Iterator[verbs.Node]:
+    def _opened(self, _data_dir: str = "") -> Iterator[Node]:
         """Always the store that the attachments came from, whatever data_dir their configuration
         has."""
         store = self._store()
         with Netlink() as kernel:
-            yield verbs.Node(store, Ipam(store), kernel)
+            yield Node(store, kernel)
 
     def _say(self, kind: str, attachment: Optional[Attachment], pod: PodRef, message: str) -> None:
         write = log.info if kind == REPAIRED else log.warn

@@ -1,40 +1,25 @@
-"""loopback: brings up a pod's `lo`, as containerd and others ask for beside the pod's own network.
+"""loopback: brings up the `lo` of a pod. Runtimes call it in addition to the pod's own network.
 
-For nodes whose distribution has no such plugin; it answers as that of the CNI project does.
+For nodes whose distribution lacks it. It answers as the loopback plugin of the CNI project does.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_interface
 from typing import Any, NamedTuple, Optional
 
-from . import result
-from .call import Call
-from .datapath import netns, rtnl
-from .datapath.netlink import Netlink, Request, attributes
-from .errors import (
-    BAD_ENVIRONMENT,
-    CHECK_FAILED,
-    INCOMPATIBLE_VERSION,
-    INTERNAL,
-    INVALID_CONFIG,
-    NETNS_GONE,
-    UNDECODABLE,
-    CniError,
-)
+from .. import result, skel
+from ..datapath import netns, rtnl
+from ..datapath.netlink import Netlink, Request, attributes
+from ..errors import BAD_ENVIRONMENT, CHECK_FAILED, INVALID_CONFIG, NETNS_GONE, CniError
+from ..skel import Answer, Call, Outcome
 
 NAME = "lo"
 INDEX = 1  # of lo, in every network namespace
 MAC = "00:00:00:00:00:00"
-# Runtimes ask for lo by versions that nothing else is asked for in.
-OLDEST = result.OLDEST
-VERSIONS = (*OLDEST, "0.3.0", *result.VERSIONS)
-SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 RTM_GETLINK, RTM_GETADDR = 18, 22
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBi")
@@ -43,31 +28,22 @@ Conf = Mapping[str, Any]
 
 
 class Lo(NamedTuple):
-    """How the namespace's lo stands."""
+    """The state of the namespace's lo."""
 
     up: bool
     addresses: tuple[str, ...]  # with their prefix lengths, as the kernel lists them
 
 
-def run(env: Mapping[str, str], stdin: bytes, netns_fd: Optional[int] = None) -> tuple[int, bytes]:
-    """One call: the error's code or 0, and what belongs on stdout."""
-    version = VERSIONS[-1]
-    try:
-        call = Call.of(env, netns_fd)
-        conf = _decode(stdin)
-        version = str(conf.get("cniVersion") or OLDEST[0])
-        if call.command == "VERSION":
-            supported = {"cniVersion": version, "supportedVersions": list(VERSIONS)}
-            return 0, _encode(supported)
-        _require(call.command, version)
-        answer = VERBS[call.command](call, conf, version)
-    except CniError as problem:
-        shown = version if version in VERSIONS else VERSIONS[-1]
-        return problem.code, _encode(problem.as_dict(shown))
-    except Exception as problem:  # a traceback on stdout would be no answer
-        bug = CniError(INTERNAL, "a bug in loopback", f"{type(problem).__name__}: {problem}")
-        return bug.code, _encode(bug.as_dict(version))
-    return 0, b"" if answer is None else _encode(answer)
+def serve(call: Call, _outcome: Outcome) -> Answer:
+    conf = skel.decode(call.stdin)
+    version = skel.version_of(PLUGIN, conf)
+    skel.require_version(PLUGIN, version)
+    skel.require_verb(call.command, version)
+    return VERBS[call.command](call, conf, version)
+
+
+# Runtimes may ask for lo in versions that they use for no other plugin.
+PLUGIN = skel.Plugin("loopback", skel.ALL_VERSIONS, serve, assumed_version=skel.ALL_VERSIONS[0])
 
 
 def add(call: Call, conf: Conf, version: str) -> Mapping[str, Any]:
@@ -88,13 +64,13 @@ def add(call: Call, conf: Conf, version: str) -> Mapping[str, Any]:
         raise CniError(
             INVALID_CONFIG,
             f"lo of {call.netns} has {', '.join(strangers)}",
-            "expected loopback addresses only: somebody else has set this namespace up",
+            "expected loopback addresses only: another program has set up this namespace",
         )
     return passed_on or _shown(lo, call.netns, version)
 
 
 def delete(call: Call, _conf: Conf, _version: str) -> None:
-    """A namespace that is gone took its lo along; the node's own keeps it."""
+    """A deleted namespace has no lo any more. The node's own lo stays up."""
     if not call.netns:
         return
     try:
@@ -129,10 +105,10 @@ def check(call: Call, conf: Conf, version: str) -> None:
 
 
 def nothing(_call: Call, _conf: Conf, _version: str) -> None:
-    """GC: lo goes with its namespace. STATUS: there is nothing that might not be ready."""
+    """GC: lo ends with its namespace. STATUS: the plugin needs nothing."""
 
 
-VERBS: dict[str, Callable[[Call, Conf, str], Optional[Mapping[str, Any]]]] = {
+VERBS: dict[str, Callable[[Call, Conf, str], Answer]] = {
     "ADD": add,
     "DEL": delete,
     "CHECK": check,
@@ -171,18 +147,8 @@ def _look(kernel: Netlink) -> Lo:
     return Lo(bool(flags & rtnl.IFF_UP), tuple(found))
 
 
-def _decode(stdin: bytes) -> Conf:
-    try:
-        conf = json.loads(stdin)
-    except (ValueError, RecursionError) as problem:
-        raise CniError(UNDECODABLE, "the configuration is not JSON", str(problem)) from None
-    if not isinstance(conf, dict):
-        raise CniError(UNDECODABLE, "the configuration is not a JSON object")
-    return conf
-
-
 def _read(previous: Any, version: str) -> Mapping[str, Any]:
-    if not isinstance(previous, Mapping) or version in OLDEST:
+    if not isinstance(previous, Mapping) or version in skel.OLDEST:
         raise CniError(
             INVALID_CONFIG,
             f"prevResult with cniVersion {version}",
@@ -191,31 +157,6 @@ def _read(previous: Any, version: str) -> Mapping[str, Any]:
     return result.read(previous, version)
 
 
-def _require(verb: str, version: str) -> None:
-    if version not in VERSIONS:
-        raise CniError(
-            INCOMPATIBLE_VERSION,
-            f"cniVersion is {version}",
-            f"loopback speaks {', '.join(VERSIONS)}",
-        )
-    since = SINCE.get(verb)
-    if since and VERSIONS.index(version) < VERSIONS.index(since):
-        raise CniError(
-            INCOMPATIBLE_VERSION,
-            f"cniVersion {version} has no {verb}",
-            f"set it to {since} or later",
-        )
-
-
-def _encode(answer: Mapping[str, Any]) -> bytes:
-    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
-
-
 def main(stdin: bytes) -> int:
-    """The process that the runtime started, when there is no daemon to ask. Its exit code."""
-    import sys
-
-    code, answer = run(os.environ, stdin)
-    sys.stdout.buffer.write(answer)
-    sys.stdout.flush()
-    return 1 if code else 0
+    """In the process that the container runtime started, if no daemon takes the call."""
+    return skel.main(PLUGIN, stdin)

@@ -1,0 +1,62 @@
+"""The handles that the verbs use on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Callable, Optional
+
+from ...datapath.netlink import Netlink
+from ...ipam.allocate import Ipam
+from ...record import dataclass, field
+from ...skel import timed
+from ...store import Attachment, Store
+
+LONGEST_LOG = 1 << 20  # bytes of SQLite's log
+
+
+@dataclass
+class Node:
+    """The store, and netlink in the node's own network namespace."""
+
+    store: Store
+    kernel: Netlink
+    # Called after a tombstone was written; None if no thread deletes links after the answer.
+    links_wait: Optional[Callable[[], None]] = None
+    phases: dict[str, float] = field(default_factory=dict)
+    attachment: Optional[Attachment] = None  # what ADD made or found, or what DEL removed
+
+    @property
+    def ipam(self) -> Ipam:
+        return Ipam(self.store)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return timed(self.phases, name)
+
+
+Opener = Callable[[str], AbstractContextManager[Node]]  # of a folder with a store
+
+
+@contextmanager
+def opened(data_dir: str) -> Iterator[Node]:
+    """The handles for one call."""
+    with Store.in_directory(data_dir) as store, Netlink() as kernel:
+        yield Node(store, kernel)
+
+
+@contextmanager
+def opened_until_exit(data_dir: str) -> Iterator[Node]:
+    """The handles for a process that ends with the call. The kernel closes the store: if we did,
+    SQLite would copy its log into the database and wait for the disk. But only that makes the log
+    short again, so a long log is worth the wait."""
+    store = Store.in_directory(data_dir)
+    _left_open.append(store)
+    try:
+        with Netlink() as kernel:
+            yield Node(store, kernel)
+    finally:
+        if store.log_size() > LONGEST_LOG:
+            store.close()
+
+
+_left_open: list[Store] = []
