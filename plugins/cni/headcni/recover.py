@@ -27,6 +27,7 @@ from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
 from . import config, repair
+from .database import is_unverified
 from .datapath import firewall, guard, link, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
@@ -40,7 +41,6 @@ from .store import (
     Attachment,
     Store,
     insert_allocations,
-    is_unverified,
     last_known,
     lease_of_owner,
 )

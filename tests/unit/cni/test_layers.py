@@ -30,7 +30,12 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "mesh": ("mesh",),
         "policy": ("policy",),
     },
-    {"state": ("address_sources", "chain", "exec", "ipam", "datapath", "store")},
+    {
+        "state": (
+            *("address_sources", "chain", "exec", "ipam", "datapath"),
+            *("database", "schema", "store"),
+        ),
+    },
     {
         "config": (
             *("config", "delegates", "settings", "skel", "result", "subnet_env"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Callable, NamedTuple, Union
 
+from ..database import is_unverified
 from ..errors import ADDRESS_TAKEN, INTERNAL, INVALID_CONFIG, STORE, TRY_AGAIN, CniError
 from ..model import Address, IpamConfig, Lease, LeasedAddress, Owner, Range
 from ..store import (
@@ -16,7 +17,6 @@ from ..store import (
     drop_tombstone,
     holder_of,
     insert_allocations,
-    is_unverified,
     lease_of_owner,
     leases_of_network,
     owners_buried,
