@@ -27,7 +27,7 @@ class Slow:
             time.sleep(0.01)
         return deferred.finish(store, kernel)
 
-links.buried = Slow
+links.deferred = Slow
 raise SystemExit(server.main())
 """
 
@@ -269,7 +269,7 @@ def test_a_failure_is_told_and_tried_again(node):
         "        calls.append(store)\n"
         "        if len(calls) == 2: raise CniError(999, 'no luck today')\n"
         "        return finish(store, kernel)\n"
-        "links.buried, links.RETRY_SECONDS = Once, 0.1\n"
+        "links.deferred, links.RETRY_SECONDS = Once, 0.1\n"
         "server.main()\n"
     )
     node.start(code=once)

@@ -28,7 +28,7 @@ from typing import Any, Tuple
 
 from . import config, repair
 from .database import is_unverified
-from .datapath import firewall, guard, link, seen
+from .datapath import firewall, guard, host_ports, link, pod_ranges, ruleset, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
 from .ipam.allocate import Ipam
@@ -80,7 +80,7 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
     ours = [pod for pod in pods.values() if pod.owner not in foreign]
     cached = [pod for pod in _from_cache(cache, home, of_others=True) if pod.owner not in pods]
     kept = _beside_ours((*(pods[owner] for owner in foreign), *cached), network)
-    ports, ranges = firewall.live_ports(), firewall.live_ranges()
+    ports, ranges = host_ports.live_ports(), ruleset.live_ranges()
     holders = {address: pod for pod in ours for address in pod.addresses}
     unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses} | disputed
     unowned.update(address for pod in kept if pod.link is None for address in pod.addresses)
@@ -104,10 +104,10 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         for port in ports:
             holder = holders.get(ip_address(port.pod_ip))
             if holder is not None:
-                firewall.adopt(db, holder.owner, holder.ref, port)
+                host_ports.adopt(db, holder.owner, holder.ref, port)
         for pod in ours:
             needed = pod.attachment.state.get("ranges") if pod.attachment is not None else None
-            firewall.adopt_ranges(db, pod.owner.network, ranges if needed is None else needed)
+            pod_ranges.adopt(db, pod.owner.network, ranges if needed is None else needed)
         firewall.adopt_policy(db)
         db.execute("UPDATE network SET ranges = ''")  # free space is computed from allocations
         store.recovered()
@@ -145,7 +145,7 @@ def _released(store: Store, owner: Owner) -> bool:
         lease = lease_of_owner(db, owner)
         if lease is None or lease.pod != RECOVERED:
             return False
-        firewall.withdraw(store, owner)
+        host_ports.withdraw(store, owner)
         Ipam(store).release(owner)
         store.forget(owner)
         return True
@@ -238,7 +238,7 @@ def _attachment(
     return Attachment(pod.owner, PodRef(), path, one.name, conf, made, state, time.time())
 
 
-def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
+def _in_use(ports: Iterable[ruleset.Port]) -> set[Address]:
     """Addresses of pods that the kernel shows, whoever they belong to."""
     found = {ip_address(port.pod_ip) for port in ports}
     with Netlink() as kernel:
@@ -392,7 +392,7 @@ def _state(path: str, conf: Mapping[str, Any], leased: Sequence[LeasedAddress]) 
         with suppress(CniError):
             whole = json.dumps({"cniVersion": "1.1.0", **conf}).encode()
             network = config.parse(whole, {}, forgiving=True)
-            state["ranges"] = firewall.ranges_of(network, leased)
+            state["ranges"] = pod_ranges.ranges_of(network, leased)
     return state
 
 
@@ -405,7 +405,7 @@ def _say(
     reason: str,
     pods: Iterable[_Pod],
     unowned: Iterable[Address],
-    ports: Iterable[firewall.Port],
+    ports: Iterable[ruleset.Port],
 ) -> None:
     found = list(pods)
     print(

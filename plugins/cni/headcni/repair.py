@@ -18,7 +18,7 @@ from typing import Optional
 from . import comparison, config
 from .address_sources import routes_of, source_of
 from .comparison import Link
-from .datapath import firewall, guard, link, loopback_ports, netns, rtnl
+from .datapath import firewall, guard, host_ports, link, loopback_ports, netns, pod_ranges, rtnl
 from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import STORE, CniError
 from .model import Address, NetworkConfig
@@ -137,13 +137,13 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
             if station is not None:
                 guard.check_frames(node.kernel, station)
             _mend_cable(node.kernel, network, cable, fd)
-    ranges = attachment.state.get("ranges", firewall.ranges_of(network, leased))
+    ranges = attachment.state.get("ranges", pod_ranges.ranges_of(network, leased))
     addresses = [one.address for one in leased]
     firewall.ensure(node.store, owner.network, ranges, attachment.pod, addresses)
-    ports = firewall.published(node.store, owner)
+    ports = host_ports.published(node.store, owner)
     if ports:
         loopback_ports.open_for(node.kernel, network, cable)
-        firewall.publish(node.store, owner, attachment.pod, ports)
+        host_ports.publish(node.store, owner, attachment.pod, ports)
 
 
 def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_netns: int) -> None:

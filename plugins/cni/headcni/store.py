@@ -114,7 +114,7 @@ class Store(Database):
         self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", f"mesh {name}", value)
 
     def attachment(self, owner: Owner) -> Attachment | None:
-        row = self._one(_SELECT_ATTACHMENT, *_key(owner))
+        row = self._one(_SELECT_ATTACHMENT, *owner_key(owner))
         return _attachment(row) if row else None
 
     def attachments(self, network: str = "") -> list[Attachment]:
@@ -134,7 +134,7 @@ class Store(Database):
         pod = attachment.pod
         self._write(
             "INSERT OR REPLACE INTO attachment VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *_key(attachment.owner),
+            *owner_key(attachment.owner),
             *(pod.namespace, pod.name, pod.uid),
             *(attachment.netns, attachment.host_ifname),
             *map(_dump, (storable(attachment.config), attachment.result, attachment.state)),
@@ -147,7 +147,7 @@ class Store(Database):
         def work(db: sqlite3.Connection) -> bool:
             db.execute(
                 "DELETE FROM tombstone WHERE network = ? AND container_id = ? AND ifname = ?",
-                _key(owner),
+                owner_key(owner),
             )
             return _drop_attachment(db, owner)
 
@@ -160,7 +160,7 @@ class Store(Database):
             _drop_attachment(db, tombstone.owner)
             db.execute(
                 "INSERT OR REPLACE INTO tombstone VALUES (?, ?, ?, ?)",
-                (*_key(tombstone.owner), tombstone.link),
+                (*owner_key(tombstone.owner), tombstone.link),
             )
 
         self.atomically(work)
@@ -176,12 +176,12 @@ class Store(Database):
             db.execute(
                 "DELETE FROM plugin_state"
                 " WHERE network = ? AND container_id = ? AND ifname = ? AND boot != ?",
-                (*_key(owner), self.boot_id),
+                (*owner_key(owner), self.boot_id),
             )
             db.execute(
                 "INSERT OR REPLACE INTO plugin_state VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *_key(owner),
+                    *owner_key(owner),
                     *(state.index, state.type, _dump(storable(state.config))),
                     _dump(state.result),
                     *(self.boot_id, time.time()),
@@ -194,7 +194,7 @@ class Store(Database):
         """The steps that have run for the owner, in the order of the chain."""
         rows = self._all(
             _SELECT_STATES,
-            *_key(owner),
+            *owner_key(owner),
         )
         return [_state(row) for row in rows]
 
@@ -202,7 +202,7 @@ class Store(Database):
         self._write(
             "DELETE FROM plugin_state"
             " WHERE network = ? AND container_id = ? AND ifname = ? AND place = ?",
-            *_key(owner),
+            *owner_key(owner),
             index,
         )
 
@@ -222,7 +222,7 @@ def insert_allocations(
     (position,) = db.execute(
         "SELECT coalesce(max(position) + 1, 0) FROM allocation"
         " WHERE network = ? AND container_id = ? AND ifname = ?",
-        _key(owner),
+        owner_key(owner),
     ).fetchone()
     taken = []
     for leased in addresses:
@@ -231,7 +231,7 @@ def insert_allocations(
             "INSERT INTO allocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (address) DO NOTHING",
             (
-                *(leased.address.packed, *_key(owner), position),
+                *(leased.address.packed, *owner_key(owner), position),
                 *(leased.prefixlen, gateway, pod, time.time()),
             ),
         ).rowcount:
@@ -252,7 +252,7 @@ def drop_tombstone(db: sqlite3.Connection, tombstone: Tombstone) -> bool:
     name since."""
     dropped = db.execute(
         "DELETE FROM tombstone WHERE network = ? AND container_id = ? AND ifname = ? AND link = ?",
-        (*_key(tombstone.owner), tombstone.link),
+        (*owner_key(tombstone.owner), tombstone.link),
     )
     return dropped.rowcount > 0
 
@@ -267,7 +267,7 @@ def owners_buried(db: sqlite3.Connection, network: str) -> set[Owner]:
 def _drop_attachment(db: sqlite3.Connection, owner: Owner) -> bool:
     dropped = db.execute(
         "DELETE FROM attachment WHERE network = ? AND container_id = ? AND ifname = ?",
-        _key(owner),
+        owner_key(owner),
     )
     return dropped.rowcount > 0
 
@@ -291,7 +291,7 @@ def lease_of_owner(db: sqlite3.Connection, owner: Owner) -> Lease | None:
     rows = db.execute(
         "SELECT network, container_id, ifname, pod, address, prefixlen, gateway FROM allocation"
         " WHERE network = ? AND container_id = ? AND ifname = ? ORDER BY position",
-        _key(owner),
+        owner_key(owner),
     )
     return next(iter(_leases(rows.fetchall())), None)
 
@@ -322,9 +322,9 @@ def last_known(data_dir: str, owner: Owner) -> LastKnown:
         except sqlite3.Error:
             continue
         try:
-            row = db.execute(_SELECT_ATTACHMENT, _key(owner)).fetchone()
+            row = db.execute(_SELECT_ATTACHMENT, owner_key(owner)).fetchone()
             lease = lease_of_owner(db, owner)
-            states = db.execute(_SELECT_STATES, _key(owner)).fetchall()
+            states = db.execute(_SELECT_STATES, owner_key(owner)).fetchall()
             return LastKnown(
                 _attachment(row) if row else None,
                 tuple(one.address for one in lease.addresses) if lease else (),
@@ -354,7 +354,7 @@ def _attachment(row: Any) -> Attachment:
     )
 
 
-def _key(owner: Owner) -> tuple[str, str, str]:
+def owner_key(owner: Owner) -> tuple[str, str, str]:
     return owner.network, owner.container_id, owner.ifname
 
 

@@ -103,14 +103,14 @@ def _noted(path: str, data_dir: str) -> Owner | None:
 def _record(store: Store, owner: Owner, path: str) -> None:
     """What DEL would have written. Looked at again within the transaction: whoever was quicker may
     have given the owner's name to a new pod since."""
-    from .datapath import firewall
+    from .datapath import host_ports
 
     def work(_unused: object) -> None:
         if os.path.exists(path):
-            firewall.withdraw(store, owner)
+            host_ports.withdraw(store, owner)
             lease = Ipam(store).release(owner)
             if lease is not None:
-                firewall.withdraw_from_kernel({one.address for one in lease.addresses})
+                host_ports.withdraw_from_kernel({one.address for one in lease.addresses})
             for state in store.plugin_states(owner):
                 store.drop_plugin_state(owner, state.index)
             store.forget(owner)

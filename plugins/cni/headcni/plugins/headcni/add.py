@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ... import deferred, result, unrecorded
 from ...address_sources import ROUTE_NUMBERS, source_of
-from ...datapath import firewall, guard, link, netns
+from ...datapath import firewall, guard, link, netns, pod_ranges
 from ...datapath.netlink import Netlink
 from ...errors import (
     BAD_ENVIRONMENT,
@@ -74,16 +74,11 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("firewall"):
                 if network.datapath == "bridge" and _leads_from_loopback(network.bridge):
                     _open_loopback(kernel, network, cable)  # other pods of the bridge have ports
-                ranges = firewall.ranges_of(network, addresses)
+                ranges = pod_ranges.ranges_of(network, addresses)
                 pod_ips = [leased.address for leased in addresses]
                 firewall.ensure(store, owner.network, ranges, pod, pod_ips)
-                ports = firewall.ports_of(network, addresses)
-                if ports:
-                    _refuse_ports_of_the_node(network, ports)
-                    _open_loopback(kernel, network, cable)
-                    undo.callback(firewall.withdraw_leftovers, store, pod_ips)
-                undo.callback(firewall.withdraw, store, owner)
-                firewall.publish(store, owner, pod, ports)
+                if network.port_mappings:
+                    _publish(node, network, owner, call, cable, addresses, undo)
             with node.phase("dns"):
                 dns = result.dns_of(_dns(network.dns, given.dns))
             made, host = _result(network, cable, call.netns, dns), cable.host
@@ -184,10 +179,25 @@ def _open_loopback(kernel: Netlink, network: NetworkConfig, cable: link.Cable) -
     loopback_ports.open_for(kernel, network, cable)
 
 
-def _refuse_ports_of_the_node(network: NetworkConfig, ports: Sequence[firewall.Port]) -> None:
-    from ...datapath import host_ports  # most pods have none
+def _publish(
+    node: Node,
+    network: NetworkConfig,
+    owner: Owner,
+    call: Call,
+    cable: link.Cable,
+    addresses: Sequence[LeasedAddress],
+    undo: ExitStack,
+) -> None:
+    from ...datapath import host_ports, node_ports  # most pods have no host ports
 
-    host_ports.refuse_those_of_the_node(network, ports)
+    ports = host_ports.ports_of(network, addresses)
+    if not ports:
+        return
+    node_ports.refuse_those_of_the_node(network, ports)
+    _open_loopback(node.kernel, network, cable)
+    undo.callback(host_ports.withdraw_leftovers, node.store, {one.address for one in addresses})
+    undo.callback(host_ports.withdraw, node.store, owner)
+    host_ports.publish(node.store, owner, call.pod, ports)
 
 
 def _dns(configured: Dns, given: Dns) -> Dns:

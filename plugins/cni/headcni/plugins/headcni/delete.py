@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Callable, Optional
 
 from ... import config, deferred, unrecorded
 from ...address_sources import Source, source_of
-from ...datapath import firewall, link
+from ...datapath import firewall, host_ports, link
 from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...model import Address, NetworkConfig, Owner
@@ -104,15 +104,15 @@ def _undo_chain(network: NetworkConfig, owner: Owner, call: Call, store: States)
 def _withdraw(node: Node, owner: Owner, known: Optional[Attachment]) -> None:
     """Remove the host ports. An ADD that was interrupted may have left ports that only the kernel
     has."""
-    firewall.withdraw(node.store, owner)
+    host_ports.withdraw(node.store, owner)
     lease = node.ipam.lease(owner) if known is None else None
     if lease is not None:
-        firewall.withdraw_leftovers(node.store, {leased.address for leased in lease.addresses})
+        host_ports.withdraw_leftovers(node.store, {leased.address for leased in lease.addresses})
 
 
 def _withdraw_from_kernel(addresses: Container[Address]) -> None:
     with suppress(CniError):  # the address stays allocated, so a remaining port leads nowhere
-        firewall.withdraw_from_kernel(addresses)
+        host_ports.withdraw_from_kernel(addresses)
 
 
 def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ... import deferred
 from ...address_sources import source_of
-from ...datapath import firewall, link
+from ...datapath import firewall, host_ports, link
 from ...errors import INTERNAL, INVALID_CONFIG, CniError
 from ...model import Lease, NetworkConfig, Owner
 from ...recover import release_unused
@@ -34,7 +34,7 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
     known = {attachment.owner for attachment in node.store.attachments(name)}
     known.update(node.store.owners_with_plugin_states(name))
     known.update(link.links_of(name).values())
-    known.update(firewall.owners(node.store, name))
+    known.update(host_ports.owners(node.store, name))
     failures = []
     for owner in sorted(known):
         if (owner.container_id, owner.ifname) in valid:
@@ -68,5 +68,5 @@ def _collect(node: Node, network: str, valid: Iterable[tuple[str, str]]) -> list
     so that no pod gets an address that a host port still leads to."""
     dead = node.ipam.collect(network, valid)
     if dead:
-        firewall.withdraw_from_kernel({one.address for lease in dead for one in lease.addresses})
+        host_ports.withdraw_from_kernel({one.address for lease in dead for one in lease.addresses})
     return dead
