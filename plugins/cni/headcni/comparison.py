@@ -7,19 +7,14 @@ made the network. Repair reads all pods of the node every minute, so its reader 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Optional, Protocol
+from typing import Optional, Protocol
 
 from .address_sources import source_of
 from .datapath import link
+from .datapath.interfaces import Link
 from .ipam.allocate import Ipam
 from .model import Address, LeasedAddress, NetworkConfig
 from .store import Attachment
-
-
-class Link(NamedTuple):
-    number: int
-    up: bool
-    master: int = 0
 
 
 class Reader(Protocol):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import subnet_env
 from .errors import INCOMPATIBLE_VERSION, UNDECODABLE, CniError
-from .ipam.config import ANNOTATIONS, parse_address, parse_ipam
-from .model import Address, IpamConfig, Network, NetworkConfig, PortRange
-from .problems import Problem, Section, error, is_within, overlapping, parsed_cidr, tolerated, warn
+from .ipam.config import ANNOTATIONS, parse_ipam
+from .model import IpamConfig, Network, NetworkConfig, PortRange
+from .problems import Problem, Section, error, tolerated, warn
+from .range_checks import check_pod_cidrs, check_ranges, joined
 from .runtime_config import (
     as_specified,
     bandwidth,
@@ -203,8 +204,9 @@ def complete(
     datapath = top.choice("datapath", "bridge", "routed")
     service_cidrs = top.networks("service_cidr")
     cluster_cidrs = top.networks("cluster_cidr")
-    _check_pod_cidrs(top, pod_cidrs, cluster_cidrs, service_cidrs)
-    _check_ranges(top, ipam, runtime, pod_cidrs, service_cidrs, datapath)
+    check_pod_cidrs(top, pod_cidrs, cluster_cidrs, service_cidrs)
+    if ipam.type in _OWN_IPAM:
+        check_ranges(top, ipam, runtime, pod_cidrs, service_cidrs, datapath)
     if delegates and not ipam.range_sets and ipam.type in _OWN_IPAM:
         from .delegates import check_addresses
 
@@ -383,82 +385,6 @@ def _ipam(
     return parse_ipam(section, "ipam", top.found, runtime.values, cni_env, args.values)
 
 
-def _check_pod_cidrs(
-    top: Section,
-    pod_cidrs: Sequence[Network],
-    cluster_cidrs: Sequence[Network],
-    service_cidrs: Sequence[Network],
-) -> None:
-    """The ranges of pods and services must not overlap. The cluster's must contain the node's."""
-    for cidr in pod_cidrs:
-        clash = overlapping(cidr, service_cidrs)
-        if clash is not None:
-            top.wrong("pod_cidr", str(cidr), f"a range apart from service_cidr {clash}")
-        if not is_within(cidr, cluster_cidrs):
-            within = _joined(cluster_cidrs)
-            top.wrong("pod_cidr", str(cidr), f"a range within cluster_cidr {within}")
-    for cidr in cluster_cidrs:
-        clash = overlapping(cidr, service_cidrs)
-        if clash is not None:
-            top.wrong("cluster_cidr", str(cidr), f"a range apart from service_cidr {clash}")
-
-
-def _check_ranges(
-    top: Section,
-    ipam: IpamConfig,
-    runtime: Section,
-    pod_cidrs: Sequence[Network],
-    service_cidrs: Sequence[Network],
-    datapath: str,
-) -> None:
-    """Each range must be inside the pod CIDR, or else valid as one. Its gateway must be on the
-    pod's link."""
-    if ipam.type not in _OWN_IPAM:
-        return
-    listed = [("ipam", ipam.raw)]
-    listed += _listed_ranges("ipam.ranges", ipam.raw.get("ranges"))
-    listed += _listed_ranges("runtimeConfig.ipRanges", runtime.values.get("ipRanges"))
-    for path, section in listed:
-        subnet = parsed_cidr(section.get("subnet"))
-        if subnet is None:
-            continue
-        if pod_cidrs:
-            if not is_within(subnet, pod_cidrs):
-                expected = f"a range within pod_cidr {_joined(pod_cidrs)}"
-                top.wrong(f"{path}.subnet", str(subnet), expected)
-        elif unfit_for_pods(subnet):
-            expected = f"another range: this one {unfit_for_pods(subnet)}"
-            top.wrong(f"{path}.subnet", str(subnet), expected)
-        else:
-            clash = overlapping(subnet, service_cidrs)
-            if clash is not None:
-                expected = f"a range apart from service_cidr {clash}"
-                top.wrong(f"{path}.subnet", str(subnet), expected)
-        gateway = parse_address(section.get("gateway"))
-        if gateway is not None and not _on_link(gateway, subnet, datapath):
-            top.wrong(f"{path}.gateway", str(gateway), f"an address in {subnet}")
-
-
-def _listed_ranges(path: str, sets: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    return [
-        (f"{path}[{i}][{j}]", member)
-        for i, members in enumerate(sets if isinstance(sets, list) else ())
-        for j, member in enumerate(members if isinstance(members, list) else ())
-        if isinstance(member, Mapping)
-    ]
-
-
-def _on_link(gateway: Address, subnet: Network, datapath: str) -> bool:
-    """Whether a pod of the subnet can have this gateway. The other family is not checked here."""
-    if gateway.version != subnet.version or gateway in subnet:
-        return True
-    return gateway.is_link_local and (gateway.version == 6 or datapath == "routed")
-
-
-def _joined(networks: Iterable[Network]) -> str:
-    return ", ".join(map(str, networks))
-
-
 def _enable_ipv6(
     top: Section, ipam: IpamConfig, pod_cidrs: Sequence[Network], delegating: bool
 ) -> bool:
@@ -470,7 +396,7 @@ def _enable_ipv6(
     if known and enabled and not sixes:
         top.wrong("enable_ipv6", True, "an IPv6 range in pod_cidr or ipam beside it")
     if known and not enabled and sixes:
-        top.wrong("enable_ipv6", False, f"true, as there is an IPv6 range: {_joined(sixes)}")
+        top.wrong("enable_ipv6", False, f"true, as there is an IPv6 range: {joined(sixes)}")
     return enabled
 
 

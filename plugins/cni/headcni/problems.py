@@ -249,9 +249,3 @@ def overlapping(network: Network, others: Iterable[Network]) -> Network | None:
         if other.version == network.version and other.overlaps(network):
             return other
     return None
-
-
-def is_within(inner: Network, outers: Iterable[Network]) -> bool:
-    """Whether it is inside one of the others. If none has its family, it counts as inside."""
-    same = [outer for outer in outers if outer.version == inner.version]
-    return not same or any(o.prefixlen <= inner.prefixlen and o.overlaps(inner) for o in same)

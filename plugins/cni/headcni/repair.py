@@ -1,24 +1,32 @@
-"""A pod's network that came apart while the pod runs: found cheaply, and mended in place.
+"""Finds and repairs damage to the network of running pods.
 
-CHECK compares all there is of one pod, by pyroute2, when the runtime asks. This is asked about all
-pods of the node every minute, so the node's side is read once for all of them, and only what a pod
-cannot do without is compared. Mending keeps the pod's addresses and its MAC: its connections go on.
+CHECK compares everything of one pod, with pyroute2, when the runtime asks. This compares all pods
+of the node every minute. So it reads the node's side once for all of them, and compares only what a
+pod cannot work without. A repair keeps the pod's addresses and its MAC, so connections continue.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
-from collections.abc import Mapping
-from ipaddress import ip_address
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from . import comparison, config
 from .address_sources import routes_of, source_of
-from .comparison import Link
-from .datapath import firewall, guard, host_ports, link, loopback_ports, netns, pod_ranges, rtnl
+from .datapath import (
+    firewall,
+    guard,
+    host_ports,
+    interfaces,
+    link,
+    loopback_ports,
+    netns,
+    pod_ranges,
+    rtnl,
+)
+from .datapath.interfaces import LINK, Link
 from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import STORE, CniError
 from .model import Address, NetworkConfig
@@ -28,9 +36,6 @@ from .record import replace
 from .store import Attachment
 
 CNI_PATH = "/opt/cni/bin"
-RTM_GETLINK, RTM_GETADDR = 18, 22
-_LINK = struct.Struct("=BxHiII")
-_ADDRESS = struct.Struct("=BBBBi")
 
 
 class Reader:
@@ -38,14 +43,14 @@ class Reader:
 
     def __init__(self, kernel: Netlink) -> None:
         self._kernel = kernel
-        self._links = _links(kernel)
-        self._addresses = _addresses(kernel)
+        self._links = interfaces.links(kernel)
+        self._addresses = interfaces.addresses(kernel)
 
     def link(self, name: str) -> Optional[Link]:
         return self._links.get(name)
 
-    def addresses(self, index: int) -> frozenset[str]:
-        return self._addresses.get(index, frozenset())
+    def addresses(self, index: int) -> Sequence[str]:
+        return self._addresses.get(index, ())
 
     def has_route(self, address: Address, index: int) -> bool:
         answer = link.route_to(self._kernel, address)
@@ -55,38 +60,9 @@ class Reader:
         return int(struct.unpack("=I", leads_to)[0]) == index
 
 
-def _links(kernel: Netlink) -> dict[str, Link]:
-    links = {}
-    question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0), "list the links")
-    for body in kernel.dump(question):
-        _unused, _unused, index, flags, _unused = _LINK.unpack_from(body)
-        name, master = "", 0
-        for kind, value in attributes(body[_LINK.size :]):
-            if kind == rtnl.IFLA_IFNAME:
-                name = value.rstrip(b"\0").decode(errors="replace")
-            elif kind == rtnl.IFLA_MASTER:
-                (master,) = struct.unpack("=I", value)
-        links[name] = Link(index, bool(flags & rtnl.IFF_UP), master)
-    return links
-
-
-def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
-    found: dict[int, set[str]] = {}
-    question = Request(RTM_GETADDR, 0, _ADDRESS.pack(0, 0, 0, 0, 0), "list the addresses")
-    for body in kernel.dump(question):
-        family, prefix, _unused, _unused, index = _ADDRESS.unpack_from(body)
-        if family not in (socket.AF_INET, socket.AF_INET6):
-            continue
-        have = dict(attributes(body[_ADDRESS.size :]))
-        packed = have.get(rtnl.IFA_LOCAL) or have.get(rtnl.IFA_ADDRESS)
-        if packed:
-            found.setdefault(index, set()).add(f"{ip_address(packed)}/{prefix}")
-    return {index: frozenset(those) for index, those in found.items()}
-
-
 def network_of(attachment: Attachment, env: Optional[Mapping[str, str]] = None) -> NetworkConfig:
-    """The configuration that the pod was added with. Its MTU may have come from a file that has
-    changed since, so the result's counts."""
+    """The configuration that the pod was added with. The MTU is that of the result, because it may
+    have come from a file that has changed since."""
     network = config.parse(netconf_of(attachment), env or {}, forgiving=True)
     interfaces = attachment.result.get("interfaces", ())
     mtu = next((one["mtu"] for one in interfaces if one.get("mtu")), network.mtu)
@@ -94,7 +70,7 @@ def network_of(attachment: Attachment, env: Optional[Mapping[str, str]] = None) 
 
 
 def netconf_of(attachment: Attachment) -> bytes:
-    """The same as the runtime handed it over; what is left of it where the store was damaged."""
+    """The netconf as the runtime passed it, or the rest of it if the store was damaged."""
     bare = {"cniVersion": "1.1.0", "name": attachment.owner.network, "type": config.TYPE}
     return json.dumps({**bare, **attachment.config}).encode()
 
@@ -118,11 +94,11 @@ def differences(
 
 
 def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
-    """Make the pod's network what ADD had made it. Every part is left alone that is as it should
-    be; a cable of which one end is gone is made anew."""
+    """Restore the pod's network as ADD made it. Parts that are right do not change. A veth pair
+    that has lost one end is made again."""
     owner, leased = attachment.owner, attachment.leased
     source_of(network).record_again(node, attachment)
-    # The routes are those that the pod got: only ADD sees which of them others have.
+    # The routes are those of the result: only ADD can see which of them other interfaces have.
     planned = link.plan(network, owner, leased, ())
     cable = replace(planned, routes=routes_of(attachment.result), default_routes=())
     station = guard.station_of_attachment(attachment)
@@ -162,8 +138,8 @@ def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_
 
 
 def _plug(name: str, mtu: int, bridge: int) -> Request:
-    """Bring the host's end up, and into its bridge."""
-    body = _LINK.pack(0, 0, 0, rtnl.IFF_UP, rtnl.IFF_UP)
+    """Bring the host's end up and connect it to its bridge."""
+    body = LINK.pack(0, 0, 0, rtnl.IFF_UP, rtnl.IFF_UP)
     body += text(rtnl.IFLA_IFNAME, name) + u32(rtnl.IFLA_MTU, mtu)
     if bridge:
         body += u32(rtnl.IFLA_MASTER, bridge)
@@ -171,8 +147,7 @@ def _plug(name: str, mtu: int, bridge: int) -> Request:
 
 
 def namespaces_at_work() -> Optional[frozenset[int]]:
-    """The network namespaces that some process is in, by their numbers; None if not all may be
-    looked at."""
+    """The inodes of the network namespaces that have a process; None if some are not accessible."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -181,12 +156,12 @@ def namespaces_at_work() -> Optional[frozenset[int]]:
             except PermissionError:
                 return None
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended meanwhile
     return frozenset(found)
 
 
 def release(attachment: Attachment, open_node: Opener, cni_path: str = CNI_PATH) -> None:
-    """By a DEL, as the runtime should have sent it."""
+    """Run the DEL that the runtime should have sent."""
     pod, owner = attachment.pod, attachment.owner
     args = {
         "IgnoreUnknown": "1",
@@ -211,8 +186,8 @@ def release(attachment: Attachment, open_node: Opener, cni_path: str = CNI_PATH)
 
 
 def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:
-    """Whether nothing can be alive in a sandbox: its network namespace is gone, or kept by its file
-    alone. What cannot be told counts as alive."""
+    """Whether a sandbox has no living process: its network namespace is gone, or only its file
+    keeps it. In case of doubt, the sandbox is alive."""
     try:
         seen = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -221,8 +196,8 @@ def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:
         return False
     namespaces = os.stat("/proc/self/ns/net").st_dev
     if seen.st_dev != namespaces:
-        # The file that the namespace was mounted on, and no longer is; unless we are in a mount
-        # namespace that does not hear of the host's mounts.
+        # The namespace is no longer mounted on this file, unless we are in a mount namespace that
+        # does not get the host's mounts.
         try:
             return os.stat(f"/proc/1/root{path}").st_dev != namespaces
         except FileNotFoundError:

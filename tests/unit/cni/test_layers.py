@@ -40,7 +40,7 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
         "config": (
             *("config", "delegates", "settings", "skel", "result", "subnet_env"),
             *("runtime_config", "ipam.config", "ipam.pool", "tailnet_access"),
-            *("port_ranges", "problems", "shim", "validation"),
+            *("port_ranges", "problems", "range_checks", "shim", "validation"),
         ),
     },
     {

@@ -5,24 +5,18 @@ For nodes whose distribution lacks it. It answers as the loopback plugin of the 
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address, ip_interface
+from ipaddress import ip_interface
 from typing import Any, NamedTuple, Optional
 
 from .. import result, skel
-from ..datapath import netns, rtnl
-from ..datapath.netlink import Netlink, Request, attributes
-from ..errors import BAD_ENVIRONMENT, CHECK_FAILED, INVALID_CONFIG, NETNS_GONE, CniError
+from ..datapath import interfaces, netns, rtnl
+from ..datapath.netlink import Netlink
+from ..errors import CHECK_FAILED, INVALID_CONFIG, NETNS_GONE, CniError
 from ..skel import Answer, Call, Outcome
 
 NAME = "lo"
-INDEX = 1  # of lo, in every network namespace
 MAC = "00:00:00:00:00:00"
-RTM_GETLINK, RTM_GETADDR = 18, 22
-_LINK = struct.Struct("=BxHiII")
-_ADDRESS = struct.Struct("=BBBBi")
 
 Conf = Mapping[str, Any]
 
@@ -49,16 +43,9 @@ PLUGIN = skel.Plugin("loopback", skel.ALL_VERSIONS, serve, assumed_version=skel.
 def add(call: Call, conf: Conf, version: str) -> Mapping[str, Any]:
     previous = conf.get("prevResult")
     passed_on = None if previous is None else result.shape(_read(previous, version), version)
-    with netns.opened(call.netns, call.netns_fd) as fd:
-        if netns.is_our_own(fd):
-            raise CniError(
-                BAD_ENVIRONMENT,
-                f"CNI_NETNS={call.netns} is the node's own network namespace",
-                "a pod on the host's network needs no CNI",
-            )
-        with netns.entered(fd), Netlink() as kernel:
-            kernel.do([rtnl.link_up(NAME)])
-            lo = _look(kernel)
+    with netns.of_pod(call.netns, call.netns_fd) as fd, netns.entered(fd), Netlink() as kernel:
+        kernel.do([rtnl.link_up(NAME)])
+        lo = _look(kernel)
     strangers = [one for one in lo.addresses if not ip_interface(one).ip.is_loopback]
     if strangers:
         raise CniError(
@@ -133,18 +120,8 @@ def _shown(lo: Lo, sandbox: str, version: str) -> dict[str, Any]:
 
 
 def _look(kernel: Netlink) -> Lo:
-    question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, INDEX, 0, 0), "look at lo")
-    _unused, _unused, _unused, flags, _unused = _LINK.unpack_from(
-        kernel.ask(question) or bytes(_LINK.size)
-    )
-    found = []
-    question = Request(RTM_GETADDR, 0, _ADDRESS.pack(0, 0, 0, 0, 0), "list the addresses")
-    for body in kernel.dump(question):
-        family, prefix, _unused, _unused, index = _ADDRESS.unpack_from(body)
-        packed = dict(attributes(body[_ADDRESS.size :])).get(rtnl.IFA_ADDRESS)
-        if index == INDEX and family in (socket.AF_INET, socket.AF_INET6) and packed:
-            found.append(f"{ip_address(packed)}/{prefix}")
-    return Lo(bool(flags & rtnl.IFF_UP), tuple(found))
+    lo = interfaces.links(kernel)[NAME]
+    return Lo(lo.up, tuple(interfaces.addresses(kernel).get(lo.number, ())))
 
 
 def _read(previous: Any, version: str) -> Mapping[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Optional
 
 from ... import deferred, result, unrecorded
@@ -14,7 +14,6 @@ from ...address_sources import ROUTE_NUMBERS, source_of
 from ...datapath import firewall, guard, link, netns, pod_ranges
 from ...datapath.netlink import Netlink
 from ...errors import (
-    BAD_ENVIRONMENT,
     INVALID_CONFIG,
     STORE,
     TRY_AGAIN,
@@ -56,7 +55,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             firewall.ensure(store, owner.network, {}, pod, result.addresses_of(made))
             host = ""
         else:
-            fd = undo.enter_context(_pod_namespace(call))
+            fd = undo.enter_context(netns.of_pod(call.netns, call.netns_fd))
             undo.callback(_release, node, network, owner)
             with node.phase("ipam"):
                 source = source_of(network)
@@ -132,18 +131,6 @@ def _is_set_up(node: Node, known: Attachment, call: Call, sandbox: list[int]) ->
             return all(inside.index(name) for name in made)
     except CniError:
         return not made
-
-
-@contextmanager
-def _pod_namespace(call: Call) -> Iterator[int]:
-    with netns.opened(call.netns, call.netns_fd) as fd:
-        if netns.is_our_own(fd):
-            raise CniError(
-                BAD_ENVIRONMENT,
-                f"CNI_NETNS={call.netns} is the node's own network namespace",
-                "a pod on the host's network needs no CNI",
-            )
-        yield fd
 
 
 def _release(node: Node, network: NetworkConfig, owner: Owner) -> None:

@@ -15,6 +15,7 @@ from pyroute2 import IPRoute
 from ... import comparison, repair, result
 from ...address_sources import source_of
 from ...datapath import firewall, guard, link, netns
+from ...datapath.interfaces import Link
 from ...datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, REDIRECT, RT_TABLE_MAIN
 from ...errors import CHECK_FAILED, UNKNOWN_CONTAINER, CniError
 from ...model import Address, NetworkConfig, Owner, Route
@@ -85,12 +86,12 @@ class Reader:
         links = self.kernel.get_links()
         return next((one for one in links if one.get("IFLA_IFNAME") == name), None)
 
-    def link(self, name: str) -> Optional[comparison.Link]:
+    def link(self, name: str) -> Optional[Link]:
         one = self.named(name)
         if one is None:
             return None
         up = bool(one["flags"] & IFF_UP)
-        return comparison.Link(one["index"], up, one.get("IFLA_MASTER") or 0)
+        return Link(one["index"], up, one.get("IFLA_MASTER") or 0)
 
     def addresses(self, index: int) -> set[str]:
         listed = self.kernel.get_addr(index=index)
