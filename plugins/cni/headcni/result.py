@@ -1,8 +1,8 @@
-"""CNI results: one form inside HeadCNI, and each version's own shape outside.
+"""CNI results: a single form inside HeadCNI, and the shape of each version outside.
 
-Inside, a result is a plain dict as CNI 1.1.0 has it, without anything empty. `read` is as strict
-as libcni's types are, and keeps what libcni writes into results of older versions too (an MTU,
-say); `shape` writes what the version's specification has, and no more.
+Inside, a result is a plain dict as in CNI 1.1.0, without empty values. `read` is as strict as
+libcni's types. It also keeps what libcni writes into results of older versions, such as an MTU.
+`shape` writes only what the specification of the version has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shape(result: Mapping[str, Any], version: str) -> Result:
 
 
 def _oldest(result: Mapping[str, Any], version: str) -> Result:
-    """One address of each family, the first, with the routes of its family."""
+    """The first address of each family, with the routes of that family."""
     shaped: Result = {"cniVersion": version}
     for ip in result.get("ips") or ():
         made = {"ip": ip["address"], "gateway": ip.get("gateway")}
@@ -54,7 +54,7 @@ def _oldest(result: Mapping[str, Any], version: str) -> Result:
 
 
 def ips_of(leased: Iterable[LeasedAddress], interface: int | None = None) -> list[Result]:
-    """A lease as a result's ips; `interface` is where in its interfaces they are found."""
+    """A lease as the ips of a result. `interface` is their index in its interfaces."""
     found = []
     for one in leased:
         ip: Result = {"address": one.interface}
@@ -96,9 +96,9 @@ def dns_of(dns: Dns) -> Result:
 
 
 def read(result: Mapping[str, Any], version: str) -> Result:
-    """A result of any version as a canonical one; all mistakes in one CniError.
+    """A result of any version in the canonical form. One CniError names all mistakes.
 
-    ``version`` is that of the configuration, for a result that does not say its own.
+    ``version`` is that of the configuration, for a result without its own.
     """
     own = result.get("cniVersion")
     require(own if own not in (None, "") else version)
@@ -115,7 +115,7 @@ def read(result: Mapping[str, Any], version: str) -> Result:
 
 
 def require(version: Any) -> str:
-    """The version, if it is one that we speak."""
+    """The version, if it is supported."""
     if version not in READABLE:
         shown = json.dumps(version, default=str)
         raise CniError(
@@ -167,7 +167,7 @@ def _address(value: Any) -> str:
 
 Fields = Mapping[str, Callable[[Any], Any]]
 
-# In the order in which they are written. Each reader says what it expects by a ValueError.
+# In the order of the output. A reader raises a ValueError that says what it expects.
 _INTERFACE_1_0: Fields = {"name": _text, "mac": _text, "sandbox": _text}
 _INTERFACE: Fields = {
     "name": _text,
@@ -178,7 +178,7 @@ _INTERFACE: Fields = {
     "pciID": _text,
 }
 _IP: Fields = {"interface": _number, "address": _cidr, "gateway": _address}
-_IP_SHAPED: Fields = {"version": _text, **_IP}  # before 1.0.0; the address tells it as well
+_IP_SHAPED: Fields = {"version": _text, **_IP}  # before 1.0.0
 _ROUTE_1_0: Fields = {"dst": _cidr, "gw": _address}
 _ROUTE: Fields = {
     "dst": _cidr,
@@ -191,7 +191,7 @@ _ROUTE: Fields = {
 }
 _DNS: Fields = {"nameservers": _texts, "domain": _text, "search": _texts, "options": _texts}
 
-# The numbers whose 0 says something; that of any other is the same as not to say it.
+# The numbers for which 0 is a value. For the others, 0 means that the number is not given.
 _ZERO_COUNTS = frozenset(("interface", "table", "scope"))
 
 

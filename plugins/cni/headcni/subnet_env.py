@@ -1,4 +1,4 @@
-"""subnet.env, flannel's format: what a node agent knows of the node's network.
+"""subnet.env, in flannel's format: a node agent describes the node's network.
 
     HEADCNI_NETWORK=10.244.0.0/16          the cluster's, a comma list
     HEADCNI_SUBNET=10.244.1.1/24           this node's; the host part is flannel's gateway
@@ -7,9 +7,9 @@
     HEADCNI_MTU=1280
     HEADCNI_IPMASQ=true
 
-What the netconf says wins over the environment (the same names), and that over the file. A file
-of flanneld's own, with FLANNEL_ in front, is read too; there IPMASQ=true says that flanneld does
-the masquerading, so we need not.
+Values of the netconf override the environment (the same names), which overrides the file. A file
+of flanneld, with the prefix FLANNEL_, is read too. In that file, IPMASQ=true means that flanneld
+does the masquerading, so we do not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class SubnetEnv:
-    """What environment and file say; None and empty where they say nothing."""
+    """The values of environment and file; None or empty if they have none."""
 
     networks: tuple[Network, ...] = ()
     subnets: tuple[Network, ...] = ()
@@ -40,7 +40,7 @@ class SubnetEnv:
     ip_masq: bool | None = None
 
     def over(self, other: SubnetEnv) -> SubnetEnv:
-        """This, and for what it does not say, the other."""
+        """These values, and the other's for those that are missing."""
         return SubnetEnv(
             self.networks or other.networks,
             self.subnets or other.subnets,
@@ -52,7 +52,7 @@ class SubnetEnv:
 def load(
     env: Mapping[str, str], subnet_file: str, problems: list[Problem], named: bool = False
 ) -> SubnetEnv:
-    """The environment over the file. That the file is not there is a mistake only if ``named``."""
+    """The environment over the file. A missing file is a mistake only if ``named``."""
     return from_env(env, problems).over(from_file(subnet_file, problems, named))
 
 
@@ -76,7 +76,7 @@ def from_file(path: str, problems: list[Problem], named: bool = False) -> Subnet
 
 
 def parse(text: str, where: str, problems: list[Problem]) -> SubnetEnv:
-    """The text of a subnet.env; mistakes in it go to ``problems`` as ``where:KEY``."""
+    """The text of a subnet.env. Mistakes are added to ``problems`` as ``where:KEY``."""
     given: dict[str, str] = {}
     for line in text.splitlines():
         line = line.strip().removeprefix("export ")
@@ -147,7 +147,7 @@ def _ip_masq(given: tuple[str, str], where: str, problems: list[Problem]) -> boo
 
 
 def render(settings: SubnetEnv) -> str:
-    """The text of a subnet.env of ours."""
+    """The text of our subnet.env."""
     lines = []
     for key, networks in (("NETWORK", settings.networks), ("SUBNET", settings.subnets)):
         for prefix, version in (("HEADCNI_", 4), ("HEADCNI_IPV6_", 6)):
@@ -162,7 +162,7 @@ def render(settings: SubnetEnv) -> str:
 
 
 def write(path: str, settings: SubnetEnv) -> bool:
-    """Replace the file at once, so that no ADD reads half of it; whether that changed anything."""
+    """Replace the file atomically, so that no ADD reads a part of it; whether it has changed."""
     text = render(settings)
     try:
         with open(path, encoding="utf-8") as stream:
