@@ -260,8 +260,8 @@ def require_verb(verb: str, version: str) -> None:
     if not has_verb(verb, version):
         raise CniError(
             INCOMPATIBLE_VERSION,
-            f"cniVersion {version} has no {verb}",
-            f"set it to {SINCE[verb]} or later",
+            f"{verb} is not part of CNI {version}: that version has no {verb}",
+            f"set cniVersion to {SINCE[verb]} or later",
         )
 
 
