@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from .errors import (
     BAD_ENVIRONMENT,
@@ -116,17 +116,17 @@ class Call:
         return Call(self.command, owner.container_id, netns, owner.ifname, None, env)
 
 
-@dataclass
 class Outcome:
     """The result of a call. The runtime gets `output`; the rest is for metrics and events."""
 
-    output: bytes = b""
-    error: Optional[CniError] = None
-    pod: PodRef = PodRef()
-    network: Optional[NetworkConfig] = None  # None if the configuration was not understood
-    phases: dict[str, float] = field(default_factory=dict)  # seconds; the last one failed
-    attachment: Optional[Attachment] = None  # what ADD made or found, or what DEL removed
-    unrecorded: str = ""  # why a DEL that has succeeded is not in the store
+    def __init__(self) -> None:
+        self.output = b""
+        self.error: Optional[CniError] = None
+        self.pod = PodRef()
+        self.network: Optional[NetworkConfig] = None  # None if the configuration is not understood
+        self.phases: dict[str, float] = {}  # seconds; if the call failed, it did in the last one
+        self.attachment: Optional[Attachment] = None  # what ADD made or found, or what DEL removed
+        self.unrecorded = ""  # why a DEL that has succeeded is not in the store
 
     @property
     def code(self) -> int:
@@ -141,14 +141,21 @@ class Outcome:
 Answer = Optional[Mapping[str, Any]]
 
 
-class Plugin(NamedTuple):
+class Plugin:
     """A plugin: `serve` does one call, except VERSION, and may add to its outcome."""
 
-    name: str
-    versions: Tuple[str, ...]
-    serve: Callable[[Call, Outcome], Answer]
-    required: Mapping[str, Tuple[str, ...]] = REQUIRED
-    assumed_version: str = ""  # for a configuration without a version; "" if it must have one
+    def __init__(
+        self,
+        name: str,
+        versions: Tuple[str, ...],
+        serve: Callable[[Call, Outcome], Answer],
+        required: Mapping[str, Tuple[str, ...]] = REQUIRED,
+        assumed_version: str = "",
+    ) -> None:
+        """`required` has the variables that each verb needs. `assumed_version` is for
+        configurations without a version; "" if they must have one."""
+        self.name, self.versions, self.serve = name, versions, serve
+        self.required, self.assumed_version = required, assumed_version
 
 
 def run(

@@ -213,13 +213,11 @@ class CniServer:
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()
-        return Outcome(
-            error=report.error,
-            pod=asked.pod,
-            network=network,
-            phases=report.phases,
-            attachment=known if report.error is None else None,
-        )
+        outcome = Outcome()
+        outcome.pod, outcome.network = asked.pod, network
+        outcome.error, outcome.phases = report.error, report.phases
+        outcome.attachment = known if report.error is None else None
+        return outcome
 
     def _report(self, served: Served) -> None:
         if self._on_call is None:

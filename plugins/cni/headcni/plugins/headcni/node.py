@@ -8,23 +8,23 @@ from typing import Callable, Optional
 
 from ...datapath.netlink import Netlink
 from ...ipam.allocate import Ipam
-from ...record import dataclass, field
 from ...skel import timed
 from ...store import Attachment, Store
 
 LONGEST_LOG = 1 << 20  # bytes of SQLite's log
 
 
-@dataclass
 class Node:
     """The store, and netlink in the node's own network namespace."""
 
-    store: Store
-    kernel: Netlink
-    # Called after a tombstone was written; None if no thread deletes links after the answer.
-    links_wait: Optional[Callable[[], None]] = None
-    phases: dict[str, float] = field(default_factory=dict)
-    attachment: Optional[Attachment] = None  # what ADD made or found, or what DEL removed
+    def __init__(
+        self, store: Store, kernel: Netlink, links_wait: Optional[Callable[[], None]] = None
+    ) -> None:
+        """`links_wait` is called after a tombstone was written. Without it, no other thread deletes
+        links after the answer."""
+        self.store, self.kernel, self.links_wait = store, kernel, links_wait
+        self.phases: dict[str, float] = {}
+        self.attachment: Optional[Attachment] = None  # what ADD made or found, or what DEL removed
 
     @property
     def ipam(self) -> Ipam:
