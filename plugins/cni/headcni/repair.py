@@ -30,10 +30,10 @@ from .datapath.interfaces import LINK, Link
 from .datapath.netlink import Netlink, Request, attributes, text, u32
 from .errors import STORE, CniError
 from .model import Address, NetworkConfig
-from .plugins.headcni.node import Node, Opener
+from .plugins.headcni.node import Node, of_store
 from .plugins.headcni.plugin import run
 from .record import replace
-from .store import Attachment
+from .store import Attachment, Store
 
 CNI_PATH = "/opt/cni/bin"
 
@@ -160,8 +160,9 @@ def namespaces_at_work() -> Optional[frozenset[int]]:
     return frozenset(found)
 
 
-def release(attachment: Attachment, open_node: Opener, cni_path: str = CNI_PATH) -> None:
-    """Run the DEL that the runtime should have sent."""
+def release(attachment: Attachment, store: Store, cni_path: str = CNI_PATH) -> None:
+    """Run the DEL that the runtime should have sent. It always uses the store of the attachment,
+    whatever data_dir its configuration has."""
     pod, owner = attachment.pod, attachment.owner
     args = {
         "IgnoreUnknown": "1",
@@ -178,7 +179,7 @@ def release(attachment: Attachment, open_node: Opener, cni_path: str = CNI_PATH)
         "CNI_ARGS": ";".join(f"{name}={value}" for name, value in args.items() if value),
         "CNI_PATH": cni_path,
     }
-    outcome = run(env, netconf_of(attachment), None, open_node)
+    outcome = run(env, netconf_of(attachment), None, lambda _unused: of_store(store))
     if outcome.error is not None:
         raise outcome.error
     if outcome.unrecorded:

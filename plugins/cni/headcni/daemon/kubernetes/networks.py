@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Callable, Optional
 
 from ... import repair
-from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...log import Log
 from ...model import Network, Owner, PodRef
-from ...plugins.headcni.node import Node
+from ...plugins.headcni.node import Node, of_store
 from ...store import Attachment, Store
 from .client import KubeClient
 from .errors import DENIED, KubeError
@@ -181,14 +179,14 @@ class PodNetworks:
         return pod is None or pod.ended or bool(ref.uid and ref.uid not in pod.runs_as)
 
     def _undo(self, attachment: Attachment) -> None:
-        repair.release(attachment, self._opened, self._cni_path)
+        repair.release(attachment, self._store(), self._cni_path)
 
     def _look_after(
         self, running: list[Pod], networks: dict[str, list[Attachment]]
     ) -> tuple[int, int]:
         """Repair broken networks. Returns how many were repaired, and how many could not be."""
         repaired = missing = 0
-        with self._opened() as node:
+        with of_store(self._store()) as node:
             host = repair.Reader(node.kernel)
             for pod in running:
                 alive = [
@@ -266,14 +264,6 @@ class PodNetworks:
             for cidr in self._own
             if (":" in ip) == (cidr.version == 6)
         )
-
-    @contextmanager
-    def _opened(self, _data_dir: str = "") -> Iterator[Node]:
-        """Always the store that the attachments came from, whatever data_dir their configuration
-        has."""
-        store = self._store()
-        with Netlink() as kernel:
-            yield Node(store, kernel)
 
     def _say(self, kind: str, attachment: Optional[Attachment], pod: PodRef, message: str) -> None:
         write = log.info if kind == REPAIRED else log.warn

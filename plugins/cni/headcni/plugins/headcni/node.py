@@ -38,10 +38,17 @@ Opener = Callable[[str], AbstractContextManager[Node]]  # of a folder with a sto
 
 
 @contextmanager
+def of_store(store: Store) -> Iterator[Node]:
+    """The handles with a store that is open."""
+    with Netlink() as kernel:
+        yield Node(store, kernel)
+
+
+@contextmanager
 def opened(data_dir: str) -> Iterator[Node]:
     """The handles for one call."""
-    with Store.in_directory(data_dir) as store, Netlink() as kernel:
-        yield Node(store, kernel)
+    with Store.in_directory(data_dir) as store, of_store(store) as node:
+        yield node
 
 
 @contextmanager
@@ -52,8 +59,8 @@ def opened_until_exit(data_dir: str) -> Iterator[Node]:
     store = Store.in_directory(data_dir)
     _left_open.append(store)
     try:
-        with Netlink() as kernel:
-            yield Node(store, kernel)
+        with of_store(store) as node:
+            yield node
     finally:
         if store.log_size() > LONGEST_LOG:
             store.close()
