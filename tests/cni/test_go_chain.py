@@ -19,7 +19,8 @@ import pytest
 from headcni import chain, config, errors
 from headcni.exec import invoke
 from headcni.model import Owner
-from headcni.result import VERSIONS, read, shape
+from headcni.result import read, shape
+from headcni.skel import VERSIONS
 from headcni.store import Store
 from lab.tools import CNI
 from tests.unit.cni.test_result import FULL

@@ -11,7 +11,7 @@ from cni_node import mapped, sh
 # An ADD that comes to an end when the kernel has the host port and the store does not yet.
 INTERRUPTED_ADD = """
 import os, signal, sys
-from headcni import verbs
+from headcni.plugins.headcni.plugin import run
 from headcni.datapath import nft
 netconf, disk = sys.argv[1:]
 add_elements = nft.add_elements
@@ -28,7 +28,7 @@ def interrupted(*what):
     except OSError:
         pass
 nft.add_elements = interrupted
-outcome = verbs.run(os.environ, netconf.encode())
+outcome = run(os.environ, netconf.encode())
 print(outcome.output.decode())
 sys.exit(outcome.exit_code)
 """
@@ -231,11 +231,11 @@ def test_a_flushed_ruleset_does_not_open_the_nodes_loopback(node, conf, which):
 # An ADD on a kernel that knows no classifier by the name that the filter has.
 WITHOUT_CLS_BPF = """
 import os, sys
-from headcni import verbs
+from headcni.plugins.headcni.plugin import run
 from headcni.datapath import rtnl
 known = rtnl.text
 rtnl.text = lambda kind, value: known(kind, "no_such" if value == "bpf" else value)
-outcome = verbs.run(os.environ, sys.argv[1].encode())
+outcome = run(os.environ, sys.argv[1].encode())
 print(outcome.output.decode())
 sys.exit(outcome.exit_code)
 """

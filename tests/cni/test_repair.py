@@ -11,10 +11,11 @@ from cni_node import REPAIR_FIREWALL, sh
 
 PROGRAM = """
 import json, sys
-from headcni import repair, verbs
+from headcni import repair
 from headcni.errors import CniError
+from headcni.plugins.headcni.node import opened
 found = []
-with verbs.opened(sys.argv[1]) as node:
+with opened(sys.argv[1]) as node:
     for one in node.store.attachments():
         network = repair.network_of(one)
         if sys.argv[2] == "mend":
@@ -23,7 +24,7 @@ with verbs.opened(sys.argv[1]) as node:
             except CniError as problem:
                 print(json.dumps([str(problem)]))
                 sys.exit()
-        found += repair.differences(node, repair.look(node.kernel), network, one)
+        found += repair.differences(node, repair.Reader(node.kernel), network, one)
 print(json.dumps(found))
 """
 

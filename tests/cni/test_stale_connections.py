@@ -14,18 +14,19 @@ DENSE = {"type": "headcni-ipam", "subnet": "10.55.1.0/24", "strategy": "dense-pa
 # A DEL as the daemon does it: the link is only cut, and deleted after the answer.
 BURY = """
 import json, sys
-from headcni import buried, verbs
+from headcni import deferred
 from headcni.datapath.netlink import Netlink
-from headcni.ipam.allocate import Ipam
+from headcni.plugins.headcni.node import Node
+from headcni.plugins.headcni.plugin import run
 from headcni.store import Store
 from contextlib import contextmanager
 data, env, conf = sys.argv[1:]
 with Store.in_directory(data) as store, Netlink() as kernel:
     @contextmanager
     def opened(_unused):
-        yield verbs.Node(store, Ipam(store), kernel, bury=lambda: None)
-    outcome = verbs.run(json.loads(env), conf.encode(), None, opened)
-    print(json.dumps([outcome.code, buried.finish(store, kernel)]))
+        yield Node(store, kernel, lambda: None)
+    outcome = run(json.loads(env), conf.encode(), None, opened)
+    print(json.dumps([outcome.code, deferred.finish(store, kernel)]))
 """
 
 # An entry as a client of SCTP has it; this kernel may have no SCTP to make one with.

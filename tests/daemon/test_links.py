@@ -17,7 +17,7 @@ PORT = {
 # A server whose thread for links waits as long as a file is there.
 SLOW = """
 import os, time
-from headcni import buried
+from headcni import deferred
 from headcni.daemon.cni import links, server
 
 class Slow:
@@ -25,9 +25,9 @@ class Slow:
     def finish(store, kernel):
         while os.path.exists({hold!r}):
             time.sleep(0.01)
-        return buried.finish(store, kernel)
+        return deferred.finish(store, kernel)
 
-links.buried = Slow
+links.deferred = Slow
 raise SystemExit(server.main())
 """
 
@@ -263,13 +263,13 @@ def test_a_failure_is_told_and_tried_again(node):
     once = (
         "from headcni.daemon.cni import links, server\n"
         "from headcni.errors import CniError\n"
-        "finish, calls = links.buried.finish, []\n"
+        "finish, calls = links.deferred.finish, []\n"
         "class Once:\n"
         "    def finish(store, kernel):\n"
         "        calls.append(store)\n"
         "        if len(calls) == 2: raise CniError(999, 'no luck today')\n"
         "        return finish(store, kernel)\n"
-        "links.buried, links.RETRY_SECONDS = Once, 0.1\n"
+        "links.deferred, links.RETRY_SECONDS = Once, 0.1\n"
         "server.main()\n"
     )
     node.start(code=once)

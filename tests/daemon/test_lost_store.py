@@ -29,7 +29,7 @@ for _ in range(3):
 # One ADD, halfway through which the store is deleted and another process adds a pod.
 INTERRUPTED = """
 import os, shutil, subprocess, sys
-from headcni import verbs
+from headcni.plugins.headcni.plugin import run
 from headcni.datapath import link
 data_dir, plugin, stdin = sys.argv[1:]
 connect = link.connect
@@ -41,7 +41,7 @@ def late(*arguments):
     print(done.stdout.decode())
     return connect(*arguments)
 link.connect = late
-print(verbs.run(os.environ, stdin.encode()).output.decode())
+print(run(os.environ, stdin.encode()).output.decode())
 """
 
 
@@ -329,8 +329,8 @@ def test_check_names_ranges_that_the_pod_needs_and_the_firewall_does_not_have(no
     ranges = '{"cluster": [], "masqueraded": [], "pods": []}'
     node.sql("UPDATE firewall_need SET ranges = ?", ranges)
     node.runs(
-        "import sys; from headcni.datapath import firewall; from headcni.store import Store\n"
-        "Store.in_directory(sys.argv[1]).atomically(firewall._write); print('[]')"
+        "import sys; from headcni.datapath import ruleset; from headcni.store import Store\n"
+        "Store.in_directory(sys.argv[1]).atomically(ruleset.write); print('[]')"
     )
     details = node.check(conf, pod, result).error["details"]
     assert "masqueraded" in details and "10.55.1.0/24" in details

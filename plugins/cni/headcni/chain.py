@@ -1,8 +1,8 @@
-"""Other plugins at work for us: `delegate`, `plugins`, and an IPAM that is not ours.
+"""Other plugins that work for us: `delegate`, `plugins`, and another IPAM plugin.
 
-What a plugin did must be undone by the same plugin with the same configuration, whatever happens in
-between. So each step is in the store before it runs and goes from there when it has been undone:
-a crash, a changed configuration or a failed DEL leaves a record that the next DEL works from.
+The same plugin must undo what it did, with the same configuration, whatever happens in between. So
+each step is written into the store before it runs, and removed when it was undone. After a crash, a
+changed configuration or a failed DEL, the next DEL uses that record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from .config import valid_attachments
+from .delegates import delegate_config
 from .errors import (
     CHECK_FAILED,
     DELEGATE_FAILED,
@@ -21,48 +21,39 @@ from .errors import (
     NOT_AVAILABLE,
     CniError,
 )
-from .exec import MAX_NESTING, deeper, find, invoke, steps
+from .exec import MAX_NESTING, deeper, find, invoke
 from .ipam.config import ANNOTATIONS
 from .model import NetworkConfig, Owner
 from .record import replace
-from .result import VERSIONS, Result, before, read, shape
+from .result import Result, read, shape
+from .skel import (
+    LATEST,
+    VALID_ATTACHMENTS,
+    VERSIONS,
+    environment_of,
+    has_verb,
+    nested_name,
+    steps,
+    valid_attachments,
+)
 from .store import PluginState, Store
-from .subnet_env import delegate_config
-
-# libcni sends both: an early text of the specification had the second name.
-_VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 class States(Protocol):
-    """Where the steps of a chain are kept: the store, or what can still be read of it."""
+    """Where the steps of a chain are recorded: the store, or the readable part of it."""
 
     def plugin_states(self, owner: Owner, /) -> list[PluginState]: ...
 
     def drop_plugin_state(self, owner: Owner, index: int, /) -> None: ...
 
 
-def nested(owner: Owner, env: Mapping[str, str]) -> Owner:
-    """The owner as the store knows it: a headcni within a chain of ours is another one.
-
-    It is called with the same names as the headcni that calls it and works from the same store,
-    so the steps between them become part of the network's name (which has no slash of its own).
-    """
-    network = nested_name(owner.network, env)
-    return owner if network == owner.network else replace(owner, network=network)
-
-
-def nested_name(network: str, env: Mapping[str, str]) -> str:
-    taken = steps(env)
-    return f"{network}/{'.'.join(taken)}" if taken and "/" not in network else network
-
-
 def add(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> Result:
-    """Run the chain, each plugin with the result of the one before it. All of it, or nothing."""
-    for index, conf in enumerate(network.delegates):  # before any of them has done anything
+    """Run the chain. Each plugin gets the result of the previous one. If one fails, all are
+    undone."""
+    for index, conf in enumerate(network.delegates):  # before any of them changes anything
         find(conf["type"], deeper(env, str(index)))
-    owner = nested(owner, env)
     timeout, result = network.delegate_timeout, _given(network)
-    # A step of an ADD that was cut off is in the way of this one, or will be of its DEL.
+    # Steps of an interrupted ADD would disturb this ADD or its DEL.
     old = [_whole(state, network) for state in store.plugin_states(owner)]
     left_over = _undo(old, env, owner, store, timeout, _last_result(old))
     started: list[PluginState] = []
@@ -85,16 +76,15 @@ def add(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Sto
 
 
 def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: States) -> None:
-    """Undo what has run, last first, by what the store says; else by the configuration.
+    """Undo the steps in reverse order, as recorded in the store, or else by the configuration.
 
-    Every plugin gets its turn. One that fails stays in the store, for the next DEL to try again.
+    Every plugin is tried. A step that fails stays in the store, and the next DEL tries it again.
     """
     if len(steps(env)) >= MAX_NESTING:
-        return  # nothing can have been added so deep
-    owner = nested(owner, env)
+        return  # an ADD at this depth is refused
     states = store.plugin_states(owner)
     previous = None
-    with suppress(CniError):  # a pod must be removable whatever has become of its cached result
+    with suppress(CniError):  # a damaged cached result must not stop a DEL
         previous = _given(network)
     previous = previous or _last_result(states)
     states = [_whole(state, network) for state in states] or _by_configuration(network, env)
@@ -104,17 +94,16 @@ def delete(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: 
 
 
 def check(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store) -> None:
-    """Each plugin's own CHECK, in order, all of them; the error has what each one found."""
+    """Run CHECK of each plugin, in order. The error has the findings of all plugins."""
     if network.raw.get("disableCheck") is True:
         return
-    owner = nested(owner, env)
     states = store.plugin_states(owner)
     previous = _given(network) or _last_result(states)
     problems: list[CniError] = []
     for state in states or _by_configuration(network):
         if states and not state.result:
             problems.append(CniError(CHECK_FAILED, f"{state.type}: its ADD did not finish"))
-        elif _has_verb("CHECK", state.config):
+        elif has_verb("CHECK", _version(state.config)):
             with _collected(problems):
                 _pass_on("CHECK", state, env, network, previous)
     if problems:
@@ -122,14 +111,14 @@ def check(network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: S
 
 
 def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
-    """DEL for attachments of ours that are no longer valid, then each plugin's own GC."""
+    """DEL for our attachments that are no longer valid, then GC of each plugin."""
     if network.raw.get("disableGC") is True:
         return
-    valid = valid_attachments(network)
+    valid = valid_attachments(network.raw)
     if valid is None:
         raise CniError(
             INVALID_CONFIG,
-            f"GC needs {_VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
+            f"GC needs {VALID_ATTACHMENTS[0]}: a list of containerID and ifname",
             "without it every attachment of the network would be removed",
         )
     problems: list[CniError] = []
@@ -138,8 +127,8 @@ def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
             problems += _undo_stale(network, env, owner, store)
     listed = [{"containerID": container, "ifname": ifname} for container, ifname in sorted(valid)]
     for state in _by_configuration(network):
-        if _has_verb("GC", state.config):
-            state.config.update(dict.fromkeys(_VALID_ATTACHMENTS, listed))
+        if has_verb("GC", _version(state.config)):
+            state.config.update(dict.fromkeys(VALID_ATTACHMENTS, listed))
             with _collected(problems):
                 _pass_on("GC", state, env, network)
     if problems:
@@ -147,10 +136,10 @@ def gc(network: NetworkConfig, env: Mapping[str, str], store: Store) -> None:
 
 
 def status(network: NetworkConfig, env: Mapping[str, str]) -> None:
-    """Each plugin's own STATUS, all of them; the worst code wins, and any failure is one."""
+    """Run STATUS of each plugin. If any fails, the error has the worst code."""
     problems: list[CniError] = []
     for state in _by_configuration(network):
-        if _has_verb("STATUS", state.config):
+        if has_verb("STATUS", _version(state.config)):
             with _collected(problems):
                 _pass_on("STATUS", state, env, network)
     if problems:
@@ -158,7 +147,7 @@ def status(network: NetworkConfig, env: Mapping[str, str]) -> None:
 
 
 def ipam_add(network: NetworkConfig, env: Mapping[str, str]) -> Result:
-    """Addresses from the plugin that ipam.type names; what has failed is undone."""
+    """Get addresses from the plugin that ipam.type names. A failed ADD is undone."""
     find(network.ipam.type, env)
     step, conf, timeout = deeper(env, "ipam"), _whole_netconf(network), network.delegate_timeout
     try:
@@ -175,7 +164,7 @@ def ipam_add(network: NetworkConfig, env: Mapping[str, str]) -> Result:
 
 
 def ipam_del(network: NetworkConfig, env: Mapping[str, str]) -> None:
-    if len(steps(env)) < MAX_NESTING:  # any deeper nothing can have been added
+    if len(steps(env)) < MAX_NESTING:  # a deeper ADD is refused
         _ipam("DEL", network, env)
 
 
@@ -196,17 +185,17 @@ def ipam_status(network: NetworkConfig, env: Mapping[str, str]) -> None:
 
 def _ipam(verb: str, network: NetworkConfig, env: Mapping[str, str]) -> None:
     conf = _whole_netconf(network)
-    if _has_verb(verb, conf):
+    if has_verb(verb, _version(conf)):
         _run(verb, network.ipam.type, deeper(env, "ipam"), conf, network.delegate_timeout)
 
 
 def _whole_netconf(network: NetworkConfig) -> dict[str, Any]:
-    """What an IPAM plugin reads: all of ours, with the ranges where we had left them open."""
+    """What an IPAM plugin reads: our whole netconf, with the ranges that we added."""
     return {**network.raw, "ipam": {**network.ipam.raw, "type": network.ipam.type}}
 
 
 def _given(network: NetworkConfig) -> Result | None:
-    """What the runtime hands in: of the plugin before us on ADD, of the whole ADD later on."""
+    """The runtime's prevResult: that of the previous plugin on ADD, of the whole ADD later."""
     return read(network.prev_result, network.cni_version) if network.prev_result else None
 
 
@@ -217,10 +206,10 @@ def _last_result(states: Sequence[PluginState]) -> Result | None:
 def _by_configuration(
     network: NetworkConfig, env: Mapping[str, str] | None = None
 ) -> list[PluginState]:
-    """The chain as it would run now; with ``env``, less the plugins that are not there.
+    """The chain as it would run now. With ``env``, without the plugins that are not installed.
 
-    Those are left out of a DEL that nothing is known of: most likely the pod was never added for
-    want of them, and it must be removable.
+    A DEL of an unknown pod leaves those out: most likely the ADD failed because they were missing,
+    and the pod must be removable.
     """
     states = []
     for index, conf in enumerate(network.delegates):
@@ -234,7 +223,7 @@ def _by_configuration(
 
 
 def _whole(state: PluginState, network: NetworkConfig) -> PluginState:
-    """As it was kept; where its row was damaged, with the configuration of now."""
+    """The recorded step. If its row was damaged, it has the present configuration."""
     if state.config:
         return replace(state, config=_with_runtime_config(state.config, network))
     now = [known for known in _by_configuration(network) if known.type == state.type]
@@ -244,8 +233,7 @@ def _whole(state: PluginState, network: NetworkConfig) -> PluginState:
 
 
 def _with_runtime_config(conf: dict[str, Any], network: NetworkConfig) -> dict[str, Any]:
-    """With the runtime's word where the store has nothing, or few annotations: it keeps only what
-    is small."""
+    """Add the runtime's data that the store lacks, because it keeps only small values."""
     has, kept = conf.get("capabilities"), conf.get("runtimeConfig") or {}
     missing = {
         name: network.runtime_config[name]
@@ -265,7 +253,7 @@ def _request(state: PluginState, previous: Result | None) -> dict[str, Any]:
 
 def _version(conf: Mapping[str, Any]) -> str:
     version = conf.get("cniVersion")
-    return version if version in VERSIONS else VERSIONS[-1]
+    return version if version in VERSIONS else LATEST
 
 
 def _added(kind: str, env: Mapping[str, str], conf: Mapping[str, Any], timeout: float) -> Result:
@@ -290,7 +278,7 @@ def _pass_on(
 def _run(
     verb: str, kind: str, env: Mapping[str, str], conf: Mapping[str, Any], timeout: float
 ) -> None:
-    """A verb without an answer; a plugin that has never heard of it is passed over."""
+    """Run a verb that has no answer. A plugin that does not know the verb is skipped."""
     try:
         invoke(kind, verb, env, conf, timeout)
     except CniError as problem:
@@ -298,17 +286,11 @@ def _run(
             raise
 
 
-def _has_verb(verb: str, conf: Mapping[str, Any]) -> bool:
-    """Whether the version that the plugin is configured for has the verb."""
-    since = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}.get(verb)
-    return since is None or not before(_version(conf), since)
-
-
 def _unknown_verb(problem: CniError, verb: str) -> bool:
     """Whether the plugin says that it, or its version of the specification, lacks the verb.
 
-    It was added with this version, so at CHECK and GC a mismatch can only be about the verb; at
-    STATUS it says that ADD would fail.
+    The ADD used the same version, so at CHECK and GC a mismatch must mean the verb. At STATUS it
+    means that ADD would fail.
     """
     mismatch = problem.code == INCOMPATIBLE_VERSION and verb != "STATUS"
     return mismatch or "unknown CNI_COMMAND" in problem.msg
@@ -322,12 +304,12 @@ def _undo(
     timeout: float,
     previous: Result | None,
 ) -> list[CniError]:
-    """DEL, last first. What has been undone leaves the store; what went wrong is returned."""
+    """DEL in reverse order. Steps that were undone leave the store. Problems are returned."""
     problems: list[CniError] = []
     for state in reversed(states):
         with _collected(problems):
-            # Before 0.4.0 a DEL had no result of the ADD with it.
-            known = None if before(_version(state.config), "0.4.0") else previous
+            # Since 0.4.0, which also added CHECK, a DEL gets the result of the ADD.
+            known = previous if has_verb("CHECK", _version(state.config)) else None
             step = deeper(env, str(state.index))
             invoke(state.type, "DEL", step, _request(state, known), timeout)
             store.drop_plugin_state(owner, state.index)
@@ -337,15 +319,9 @@ def _undo(
 def _undo_stale(
     network: NetworkConfig, env: Mapping[str, str], owner: Owner, store: Store
 ) -> list[CniError]:
-    """DEL for an attachment that the runtime has forgotten, with what we remember of it."""
+    """DEL for an attachment that the runtime has forgotten, with our record of it."""
     attachment = store.attachment(owner)
-    call = {
-        **env,
-        "CNI_CONTAINERID": owner.container_id,
-        "CNI_IFNAME": owner.ifname,
-        "CNI_NETNS": attachment.netns if attachment else "",
-        "CNI_ARGS": "",
-    }
+    call = environment_of(env, owner, attachment.netns if attachment else "")
     states = store.plugin_states(owner)
     whole = [_whole(state, network) for state in states]
     return _undo(whole, call, owner, store, network.delegate_timeout, _last_result(states))
@@ -360,13 +336,13 @@ def _collected(problems: list[CniError]) -> Iterator[None]:
 
 
 def _joined(problems: Sequence[CniError]) -> CniError:
-    """Several failures as the one answer that a runtime gets; the first one's code."""
+    """Several failures as one error, with the code of the first."""
     details = "; ".join(problem.details for problem in problems if problem.details)
     return CniError(problems[0].code, "; ".join(problem.msg for problem in problems), details)
 
 
 def _not_ready(problems: Sequence[CniError]) -> CniError:
-    """Whatever is wrong with a plugin, ADD would fail; the worse of the two codes for that wins."""
+    """With any of these problems ADD would fail. The worse of the two codes for that is used."""
     joined = _joined(problems)
     worst = LIMITED if any(problem.code == LIMITED for problem in problems) else NOT_AVAILABLE
     return CniError(worst, joined.msg, joined.details)

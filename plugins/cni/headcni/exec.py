@@ -1,4 +1,4 @@
-"""Running another CNI plugin: found on CNI_PATH, ended at a limit, believed when it makes sense."""
+"""Runs another CNI plugin: finds it on CNI_PATH, limits its time, and checks its answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DELEGATE_FAILED, DELEGATE_MISSING, DELEGATE_TIMEOUT, INVALID_CONFIG, CniError
 from .shim import PROGRAM
+from .skel import NESTING, steps
 
 if TYPE_CHECKING:
     import subprocess
 
-# Where we are in plugins that call plugins: the steps that led here, as in "0.2" or "1.ipam".
-# Whoever hands a call on to another process (the shim, to the daemon) hands this on too.
-NESTING = "HEADCNI_CHAIN"
 MAX_NESTING = 4
 
 OUTPUT_LIMIT = 1 << 20
@@ -41,20 +39,20 @@ _confined = False
 
 
 def leave_sandbox() -> None:
-    """For a daemon that systemd confines: plugins that it starts itself run in units of their own.
-    Its sandbox may lack what they need, such as /tmp, devices or bpf()."""
+    """For a daemon in a sandbox of systemd: the plugins that it starts run in units of their own,
+    because the sandbox may lack what they need, such as /tmp, devices or bpf()."""
     global _confined
     _confined = True
 
 
 class LeftToCaller(BaseException):
-    """Another plugin is to be run, in a thread that must not. No error: the call is handed back to
-    its shim, and no handler of errors is to take notice."""
+    """The call needs another plugin, which this thread must not run. The call is handed back to its
+    shim. This is not an error, so handlers of errors must not catch it."""
 
 
 @contextmanager
 def plugins_left_to_caller() -> Iterator[None]:
-    """Inside the block this thread runs no plugins: `LeftToCaller` is raised instead."""
+    """Inside the block, this thread raises `LeftToCaller` and runs no plugins."""
     _thread.runs_none = True
     try:
         yield
@@ -74,9 +72,9 @@ def invoke(
     conf: Mapping[str, Any],
     timeout: float,
 ) -> dict[str, Any] | None:
-    """Run the plugin for one verb: its answer, or None for a verb that has none.
+    """Run the plugin for one verb. Returns its answer, or None for a verb without an answer.
 
-    ``env`` is the environment of the call, which the plugin gets, too.
+    ``env`` is the environment of the call, which the plugin also gets.
     """
     ensure_plugins_allowed()
     path = find(plugin_type, env)
@@ -100,7 +98,7 @@ def invoke(
 
 
 def find(plugin_type: str, env: Mapping[str, str]) -> str:
-    """The plugin's executable, from the first directory of CNI_PATH that has it."""
+    """The plugin's executable in the first directory of CNI_PATH that has it."""
     if not plugin_type or "/" in plugin_type or "\0" in plugin_type:
         raise CniError(
             INVALID_CONFIG,
@@ -121,13 +119,8 @@ def find(plugin_type: str, env: Mapping[str, str]) -> str:
     raise CniError(DELEGATE_MISSING, f"{plugin_type}: there is no such plugin on CNI_PATH", details)
 
 
-def steps(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The steps of plugins of ours that led to this call; none if the runtime made it."""
-    return tuple(filter(None, env.get(NESTING, "").split(".")))
-
-
 def deeper(env: Mapping[str, str], step: str) -> dict[str, str]:
-    """The environment for one more step; an error where that looks endless."""
+    """The environment for one more step; an error if plugins seem to call each other endlessly."""
     taken = (*steps(env), step)
     if len(taken) > MAX_NESTING:
         raise CniError(
@@ -139,7 +132,7 @@ def deeper(env: Mapping[str, str], step: str) -> dict[str, str]:
 
 
 def _environment(command: str, env: Mapping[str, str]) -> dict[str, str]:
-    """All of the caller's, as the specification wants it, less what only our shim has said."""
+    """The caller's environment, as the specification requires, without our shim's variable."""
     kept = {key: value for key, value in env.items() if key != _OURS}
     path = env.get("PATH") or os.environ.get("PATH") or _DEFAULT_PATH
     return {**kept, "CNI_COMMAND": command, "PATH": path}
@@ -149,7 +142,7 @@ class _Ended(NamedTuple):
     code: int
     stdout: bytes
     stderr: bytes
-    stopped: str = ""  # by us, for want of "time" or for its "size"
+    stopped: str = ""  # why we ended it: "time" or "size"
 
 
 def _run(path: str, stdin: bytes, env: dict[str, str], limit: float) -> _Ended:
@@ -160,7 +153,7 @@ def _run(path: str, stdin: bytes, env: dict[str, str], limit: float) -> _Ended:
         if not stopped and not _wait(process, deadline):
             stopped = "time"
         if stopped or _has_failed(process):
-            _end(process)  # it is about to be undone: nothing of it may go on working
+            _end(process)  # it will be undone, so none of its processes may continue
     except BaseException:
         _end(process)
         raise
@@ -168,14 +161,14 @@ def _run(path: str, stdin: bytes, env: dict[str, str], limit: float) -> _Ended:
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream:
                 stream.close()
-    # What is stuck in the kernel even after SIGKILL is left to it: a limit is a limit.
+    # A process that hangs in the kernel even after SIGKILL is not waited for.
     code = process.poll()
     return _Ended(-9 if code is None else code, bytes(stdout), bytes(stderr), stopped)
 
 
 def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[bytes]:
     import errno
-    import subprocess  # costs milliseconds, and most calls delegate nothing
+    import subprocess  # takes milliseconds, and most calls run no plugin
 
     retry_until = min(deadline, time.monotonic() + BUSY_RETRY)
     command = [path]
@@ -204,15 +197,15 @@ def _start(path: str, env: dict[str, str], deadline: float) -> subprocess.Popen[
 
 
 def _outside(path: str, env: Mapping[str, str], seconds: float) -> list[str]:
-    """A command that has systemd start the plugin. If we lose patience, systemd ends it, too."""
+    """A command that has systemd start the plugin, and end it after the time limit."""
     limits = (f"RuntimeMaxSec={seconds:.3f}", f"TimeoutStopSec={TERM_GRACE:g}")
     variables = [f"--setenv={name}={value}" for name, value in env.items()]
     return [*_LAUNCHER, *(f"--property={limit}" for limit in limits), *variables, "--", path]
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """For the plugin of a process with one thread: have the kernel kill it if we are killed. A
-    runtime that loses patience kills us and sends DEL, beside which no ADD may go on."""
+    """For a process with one thread: the kernel kills the plugin if we are killed. A runtime may
+    kill us after its time limit and send DEL, and the ADD must not continue during that."""
     from signal import SIGKILL
 
     from .datapath.netns import set_parent_death_signal
@@ -230,7 +223,7 @@ def _end_with_parent() -> Callable[[], None]:
 def _talk(
     process: subprocess.Popen[bytes], stdin: bytes, deadline: float
 ) -> tuple[bytearray, bytearray, str]:
-    """Write and read until both outputs end, or the plugin has, or we have had enough."""
+    """Write and read until both outputs end, the plugin ends, or a limit is reached."""
     import selectors
 
     if process.stdin is None or process.stdout is None or process.stderr is None:
@@ -246,8 +239,8 @@ def _talk(
             left = deadline - time.monotonic()
             if left <= 0:
                 return stdout, stderr, "time"
-            # Asked before reading, so that nothing it wrote is missed. The outputs of one that has
-            # ended may stay open: a process that it left behind has them too.
+            # Check this before reading, so that all of its output is read. After the plugin has
+            # ended, its outputs may stay open, because a process that it started has them too.
             exited = _has_exited(process)
             events = ready.select(0 if exited else min(left, _POLL))
             if exited and not events:
@@ -271,7 +264,7 @@ def _talk(
 def _send(fd: int, unsent: memoryview) -> memoryview:
     try:
         return unsent[os.write(fd, unsent) :]
-    except BrokenPipeError:  # it need not read its configuration, if it has none to obey
+    except BrokenPipeError:  # a plugin need not read its configuration
         return unsent[:0]
 
 
@@ -282,7 +275,7 @@ def _receive(fd: int, received: bytearray) -> bool:
 
 
 def _look(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
-    """How it ended, if it has; it is not reaped, so that its group cannot become another's."""
+    """How it ended, if it has ended. It is not reaped, so that its group id is not used again."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
@@ -306,7 +299,7 @@ def _wait(process: subprocess.Popen[bytes], until: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: what the plugin has started (its IPAM, a shell's commands) ends with it."""
+    """End the whole group, with what the plugin has started (its IPAM, commands of a shell)."""
     from signal import SIGKILL, SIGTERM
 
     for number, grace in ((SIGTERM, TERM_GRACE), (SIGKILL, KILL_GRACE)):
@@ -329,7 +322,7 @@ def _answer(plugin_type: str, command: str, ended: _Ended) -> dict[str, Any]:
 
 
 def _failure(plugin_type: str, command: str, ended: _Ended) -> CniError:
-    """The plugin's own error, with its code if that is one of the specification's."""
+    """The plugin's own error, with its code if the specification has that code."""
     answer = _decoded(ended.stdout)
     if answer is None or not isinstance(answer.get("msg"), str):
         said = f"and said {_shown(ended.stdout)}" if ended.stdout.strip() else "without a word"
@@ -372,7 +365,7 @@ def _shown(stdout: bytes) -> str:
 
 
 def _details(text: str, stderr: bytes) -> str:
-    """With the last lines of stderr, where a plugin often says more than in its error."""
+    """The text and the last lines of stderr, which often say more than the plugin's error."""
     last = [line.strip() for line in _lines(stderr)[-5:]]
     said = f"stderr: {' | '.join(last)[-1000:]}" if last else ""
     return "; ".join(filter(None, (text, said)))
@@ -383,7 +376,7 @@ def _lines(stderr: bytes) -> list[str]:
 
 
 def _pass_on_stderr(plugin_type: str, command: str, stderr: bytes) -> None:
-    """Our stderr is where a delegate's belongs, by the specification."""
+    """The specification says that a delegate's stderr goes to ours."""
     with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
         for line in _lines(stderr):
             print(

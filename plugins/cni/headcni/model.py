@@ -1,4 +1,4 @@
-"""What the runtime knows, as plain data. No I/O, and no import of anything of ours."""
+"""The values that all parts of the runtime use: plain data without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Network = Union[IPv4Network, IPv6Network]
 
 @dataclass(frozen=True, order=True)
 class Owner:
-    """Who holds an address: one interface of one container on one network."""
+    """The holder of an address: an interface of a container on a network."""
 
     network: str
     container_id: str
@@ -23,7 +23,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class PodRef:
-    """Who the container is to Kubernetes; empty where the runtime did not say."""
+    """The pod of the container in Kubernetes. Values that the runtime did not give are empty."""
 
     namespace: str = ""
     name: str = ""
@@ -46,7 +46,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Range:
-    """Addresses that may be handed out: [start, end] of subnet, less gateway and exclusions."""
+    """Addresses for pods: from start to end of the subnet, without the gateway and exclusions."""
 
     subnet: Network
     start: Address
@@ -57,15 +57,15 @@ class Range:
 
 @dataclass(frozen=True)
 class IpamConfig:
-    """One address is taken from each range set; within a set, from the first range with room."""
+    """A pod gets one address of each range set: from the first range of the set with room."""
 
     type: str  # "" for a link without addresses
     range_sets: Tuple[Tuple[Range, ...], ...] = ()
     strategy: str = "sequential"
     routes: Tuple[Route, ...] = ()
     requested: Tuple[Address, ...] = ()
-    annotated: bool = False  # whether the pod's annotation is among those who asked
-    annotation_namespaces: Tuple[str, ...] = ()  # patterns of those whose pods may ask by it
+    annotated: bool = False  # whether the pod's annotation requests an address
+    annotation_namespaces: Tuple[str, ...] = ()  # patterns of namespaces whose pods may request
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class PortMapping:
 
 @dataclass(frozen=True)
 class PortRange:
-    """A port or several in a row, of some protocols."""
+    """A range of ports, of some protocols."""
 
     first: int
     last: int
@@ -116,8 +116,8 @@ class PortRange:
         return f"{span}/{self.protocols[0]}" if len(self.protocols) == 1 else span
 
 
-# Host ports that no pod may have: those of kubelet, and of the tailscaled of the node and of
-# HeadCNI, whose sockets are in another namespace.
+# Host ports that no pod may have: those of kubelet, of the node's tailscaled, and of HeadCNI's
+# tailscaled, whose sockets are in another namespace.
 RESERVED_PORTS = (
     PortRange(10250, 10250, ("tcp",)),
     PortRange(41641, 41642, ("udp",)),
@@ -166,7 +166,7 @@ class NetworkConfig:
     bandwidth: Bandwidth = Bandwidth()
     delegates: Tuple[Mapping[str, Any], ...] = ()
     delegate_timeout: float = 60.0
-    mesh_grace: float = 60.0  # seconds without the mesh interface until STATUS says so
+    mesh_grace: float = 60.0  # seconds without the mesh interface until STATUS fails
     data_dir: str = "/var/lib/cni/headcni"
     prev_result: Optional[Mapping[str, Any]] = None
     runtime_config: Mapping[str, Any] = field(default_factory=dict)

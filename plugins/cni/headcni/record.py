@@ -1,9 +1,9 @@
 """`dataclass`, `field` and `replace` for modules that a process without the daemon imports.
 
-It imports them for each pod, and `dataclasses` took a quarter of that time: it imports `inspect`,
-and compiles six methods for each class. Here only __init__ is compiled. These classes are
-dataclasses to mypy and, as soon as somebody asks, to the functions of `dataclasses`. No class
-inherits from them.
+Such a process imports them for each pod. `dataclasses` took a quarter of that time: it imports
+`inspect`, and compiles six methods for each class. This module compiles only __init__. For mypy
+these classes are dataclasses, and they work with the functions of `dataclasses`. No class inherits
+from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ else:
     from operator import attrgetter
 
     class field:
-        """A default that is made anew for each object."""
+        """A default that is created for each object."""
 
         def __init__(self, *, default_factory, compare=True):
             self.default_factory, self.compare = default_factory, compare
@@ -76,7 +76,7 @@ else:
         cls.__eq__ = __eq__
         cls.__hash__ = __hash__ if frozen else None
         if order:
-            cls.__lt__ = __lt__  # all that sorting needs
+            cls.__lt__ = __lt__  # sorting needs nothing else
 
     def _shown(self):
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
@@ -88,7 +88,7 @@ else:
         raise FrozenInstanceError(f"cannot change field {name!r}")
 
     class _Fields:
-        """What `dataclasses.fields`, `replace` and `asdict` look for."""
+        """The attribute that `dataclasses.fields`, `replace` and `asdict` use."""
 
         def __init__(self, names):
             self._names = names

@@ -1,16 +1,16 @@
-"""After the store was lost: reconstruct it from the kernel and from libcni's cache.
+"""Reconstructs a lost store from the kernel and from libcni's cache.
 
-A store that is new on a node where pods run was lost, however that came about. Nothing is handed
-out before this has looked around (docs/decisions/0008):
+If a node with running pods has a new store, the old one was lost. No address is leased before the
+store was reconstructed (docs/decisions/0008):
 
 - The links that HeadCNI made name their owners.
-- containerd, CRI-O and cnitool keep each ADD's answer in a file until its DEL: with it, the whole
-  attachment comes back. It is the only source for pods that other plugins wired up.
-- For other pods, the sets of anti-spoofing and the node's routes tell the addresses. What a pod
-  itself shows is believed last: it may have given itself the address of another pod.
-- The nft maps hold the host ports. The address that a port leads to tells whose it is.
+- containerd, CRI-O and cnitool keep the result of each ADD in a file until its DEL. From it, the
+  whole attachment is restored. It is the only source for pods whose links other plugins made.
+- For other pods, the filters of anti-spoofing and the node's routes show the addresses. What a pod
+  itself shows counts last, because it may have given itself the address of another pod.
+- The nft maps have the host ports. The address that a port leads to shows its owner.
 
-An address that is in use by nobody that we know is kept from being handed out, too.
+Addresses that are in use without a known owner are not leased either.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
-from . import config, repair, verbs
-from .datapath import firewall, guard, link, seen
+from . import config, repair
+from .database import is_unverified
+from .datapath import firewall, guard, host_ports, link, pod_ranges, ruleset, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
 from .ipam.allocate import Ipam
@@ -40,7 +41,6 @@ from .store import (
     Attachment,
     Store,
     insert_allocations,
-    is_unverified,
     last_known,
     lease_of_owner,
 )
@@ -49,12 +49,12 @@ RESULTS_DIR = "/var/lib/cni/results"
 MOST_FILES = 16384
 MOST_BYTES = 1 << 20
 NOBODY = ""  # the network of addresses that are in use and whose owner is unknown
-RECOVERED = "(recovered)"  # in place of a pod's name, where only the kernel knows the address
+RECOVERED = "(recovered)"  # replaces the pod's name if only the kernel shows the address
 
 
 @dataclass
 class _Pod:
-    """One owner, and what was found of it."""
+    """An owner, and what was found of it."""
 
     owner: Owner
     ref: str = RECOVERED
@@ -62,12 +62,13 @@ class _Pod:
     attachment: Attachment | None = None
     link: seen.PodLink | None = None
     claimed: dict[Address, LeasedAddress] = field(default_factory=dict)  # by the pod itself
-    trusted: bool = True  # whether `addresses` come from somebody else than the pod
+    trusted: bool = True  # whether `addresses` come from another source than the pod
 
 
 def recover(store: Store, network: NetworkConfig | None = None) -> None:
-    """Adopt all that is in use, in one transaction, unless another process has done so. `network`
-    is the one that was called: its configuration is that of its pods, if nothing else is known."""
+    """Record everything in use, in one transaction, unless another process has done so. `network`
+    is the network of the call. Its configuration is assumed for its pods if no other one is
+    known."""
     home = os.path.realpath(os.path.dirname(store.path))
     cache = list(_entries(RESULTS_DIR))
     pods = {pod.owner: pod for pod in _from_links()}
@@ -80,14 +81,14 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
     ours = [pod for pod in pods.values() if pod.owner not in foreign]
     cached = [pod for pod in _from_cache(cache, home, of_others=True) if pod.owner not in pods]
     kept = _beside_ours((*(pods[owner] for owner in foreign), *cached), network)
-    ports, ranges = firewall.live_ports(), firewall.live_ranges()
+    ports, ranges = host_ports.live_ports(), ruleset.live_ranges()
     holders = {address: pod for pod in ours for address in pod.addresses}
     unowned = _in_use(ports) - {one for pod in pods.values() for one in pod.addresses} | disputed
     unowned.update(address for pod in kept if pod.link is None for address in pod.addresses)
 
     def work(db: sqlite3.Connection) -> str:
         if not is_unverified(db):
-            return ""  # another process was quicker
+            return ""  # another process has done it
         reason = store.lost.reason if store.lost else ""
         for pod in ours:
             insert_allocations(db, pod.owner, pod.ref, pod.addresses.values())
@@ -97,19 +98,19 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
             owner, leased = Owner(NOBODY, str(address), ""), _bare(address)
             insert_allocations(db, owner, RECOVERED, [leased])
         for pod in (*ours, *kept):
-            if pod.link is not None:  # until that is gone
+            if pod.link is not None:  # until the link is gone
                 owner = Owner(NOBODY, pod.link.name, "")
                 seen_there = {**pod.addresses, **pod.claimed}
                 insert_allocations(db, owner, RECOVERED, seen_there.values())
         for port in ports:
             holder = holders.get(ip_address(port.pod_ip))
             if holder is not None:
-                firewall.adopt(db, holder.owner, holder.ref, port)
+                host_ports.adopt(db, holder.owner, holder.ref, port)
         for pod in ours:
             needed = pod.attachment.state.get("ranges") if pod.attachment is not None else None
-            firewall.adopt_ranges(db, pod.owner.network, ranges if needed is None else needed)
+            pod_ranges.adopt(db, pod.owner.network, ranges if needed is None else needed)
         firewall.adopt_policy(db)
-        db.execute("UPDATE network SET ranges = ''")  # free space is computed from allocations
+        db.execute("UPDATE network SET ranges = ''")  # free addresses are computed from allocations
         store.recovered()
         expected = network is None or any(pod.owner.network == network.name for pod in ours)
         return reason or ("a new one was made while pods are running" if ours and expected else "")
@@ -120,8 +121,8 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
 
 
 def release_unused(store: Store, but: Container[Owner] = ()) -> list[Owner]:
-    """Free what was kept because a link showed it in use, and no longer does: its DEL went to
-    another store. Addresses without any owner stay until the reboot."""
+    """Free recovered addresses whose link no longer exists, because its DEL used another store.
+    Addresses without any owner stay until the reboot."""
     select = "SELECT DISTINCT network, container_id, ifname FROM allocation WHERE pod = ?"
     rows = store.read(lambda db: db.execute(select, (RECOVERED,)).fetchall())
     if not rows:
@@ -145,15 +146,12 @@ def _released(store: Store, owner: Owner) -> bool:
         lease = lease_of_owner(db, owner)
         if lease is None or lease.pod != RECOVERED:
             return False
-        firewall.withdraw(store, owner)
+        host_ports.withdraw(store, owner)
         Ipam(store).release(owner)
         store.forget(owner)
         return True
 
     return store.atomically(work)
-
-
-# The kernel's side.
 
 
 def _from_links() -> Iterator[_Pod]:
@@ -178,8 +176,8 @@ def _from_links() -> Iterator[_Pod]:
 def _as_leased(
     address: Address, claimed: int | None, near: Iterable[tuple[Address, int]], bridged: bool
 ) -> LeasedAddress:
-    """With the prefix length of the bridge. What the pod says of it counts only on a bridge that
-    has no address itself."""
+    """The address with the prefix length of the bridge. The pod's own prefix length counts only if
+    the bridge has no address."""
     gateway, length = _gateway(address, near)
     if not bridged:
         length = address.max_prefixlen
@@ -189,8 +187,8 @@ def _as_leased(
 def _gateway(
     address: Address, candidates: Iterable[tuple[Address, int]]
 ) -> tuple[Address | None, int]:
-    """The node's own address that is a pod's gateway, on its bridge or at its end of the cable, and
-    its prefix length; None and 0 if it has none."""
+    """The node's address that is a pod's gateway, on the bridge or on the host's end, and its
+    prefix length; None and 0 if there is none."""
     for candidate, length in candidates:
         if candidate.version == address.version and (
             length == candidate.max_prefixlen
@@ -217,8 +215,8 @@ def _attach(pods: Iterable[_Pod], network: NetworkConfig | None) -> None:
 def _attachment(
     pod: _Pod, one: seen.PodLink, path: str, mac: str, network: NetworkConfig | None
 ) -> Attachment:
-    """As far as the kernel tells: without the pod's name, and with the configuration of now. The
-    MAC is that of a pod that is checked for spoofing: without it, it goes on unchecked."""
+    """What the kernel shows, without the pod's name, and with the present configuration. `mac` is
+    that of the pod's anti-spoofing filter: without it, the pod stays unchecked."""
     same = network is not None and network.name == pod.owner.network
     conf = dict(network.raw) if network is not None and same else {}
     for of_the_call in ("runtimeConfig", "prevResult", "args"):
@@ -232,14 +230,14 @@ def _attachment(
         "interfaces": interfaces,
         "ips": ips_of(pod.addresses.values(), 1),
     }
-    # The prefix length is the pod's own word if the node has no address in its network.
+    # Without an address of the node in its network, the prefix length is only the pod's claim.
     leased = [ip if ip.gateway is not None else _bare(ip.address) for ip in pod.addresses.values()]
     state = _state(path, conf, leased)
     return Attachment(pod.owner, PodRef(), path, one.name, conf, made, state, time.time())
 
 
-def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
-    """Addresses of pods that the kernel shows, whoever they belong to."""
+def _in_use(ports: Iterable[ruleset.Port]) -> set[Address]:
+    """The addresses of all pods that the kernel shows."""
     found = {ip_address(port.pod_ip) for port in ports}
     with Netlink() as kernel:
         for by_link in (seen.routed(kernel), seen.bridged(kernel)):
@@ -248,14 +246,11 @@ def _in_use(ports: Iterable[firewall.Port]) -> set[Address]:
     return found - own
 
 
-# libcni's side.
-
-
 _Entry = Tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def _from_cache(entries: Iterable[_Entry], home: str, of_others: bool = False) -> Iterator[_Pod]:
-    """The pods that were added with our store, or with others."""
+    """The pods that were added with our store, or with other stores."""
     for entry, conf in entries:
         named = _data_dir(conf)
         if bool(named and os.path.realpath(named) != home) != of_others:
@@ -269,7 +264,7 @@ def _from_cache(entries: Iterable[_Entry], home: str, of_others: bool = False) -
 
 
 def _entries(folder: str) -> Iterator[_Entry]:
-    """Each file of the cache that concerns us, and the configuration of the plugin that is ours."""
+    """Each file of the cache that concerns us, with the configuration of our plugin in it."""
     import binascii
 
     try:
@@ -283,14 +278,14 @@ def _entries(folder: str) -> Iterator[_Entry]:
             whole = json.loads(binascii.a2b_base64(entry["config"]))
             conf = _ours(whole)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # not libcni's, or half written
+            continue  # another program's file, or an incomplete one
         if conf is not None:
             shared = {key: whole[key] for key in ("cniVersion", "name") if key in whole}
             yield entry, {**shared, **conf}
 
 
 def _ours(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The plugin of a netconf or conflist that has its addresses from us."""
+    """The plugin of a netconf or conflist that gets its addresses from us."""
     for plugin in whole.get("plugins") or [whole]:
         if plugin.get("type") == config.TYPE or (plugin.get("ipam") or {}).get("type") == OUR_IPAM:
             return dict(plugin)
@@ -306,7 +301,7 @@ def _data_dir(conf: Mapping[str, Any]) -> str:
 
 
 def _remembered(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> _Pod | None:
-    """One entry; None if its sandbox is known and dead."""
+    """The pod of an entry; None if its sandbox is dead."""
     owner = Owner(str(entry["networkName"]), str(entry["containerId"]), str(entry["ifName"]))
     made = read(entry["result"], str(conf.get("cniVersion") or "1.1.0"))
     args = dict(pair for pair in entry.get("cniArgs") or () if len(pair) == 2)
@@ -331,25 +326,22 @@ def _remembered(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> _Pod | Non
 
 
 def _runtime_config(entry: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[str, Any]:
-    """What libcni hands over of the capabilities that the plugin says it has."""
+    """The runtime's values for the capabilities that the plugin declares."""
     given, has = entry.get("capabilityArgs") or {}, conf.get("capabilities") or {}
     chosen = {key: value for key, value in given.items() if has.get(key)}
     return {"runtimeConfig": chosen} if chosen else {}
 
 
-# Both together.
-
-
 def _merged(by_link: _Pod | None, by_cache: _Pod) -> _Pod:
-    """The runtime was told what the pod was given."""
+    """The runtime's cache has the addresses that ADD gave to the pod, so it counts more."""
     if by_link is None:
         return by_cache
     return replace(by_cache, link=by_link.link, claimed=by_link.claimed)
 
 
 def _believe_undisputed(pods: Iterable[_Pod]) -> set[Address]:
-    """Give each pod that nobody else vouches for what it claims, except for addresses that another
-    pod has or claims as well. The latter are returned."""
+    """Accept the claims of pods that no other source confirms, except for addresses that another
+    pod has or also claims. Returns the addresses that several pods claim."""
     found = list(pods)
     given = {address for pod in found for address in pod.addresses}
     claims = Counter(address for pod in found if not pod.trusted for address in pod.claimed)
@@ -361,8 +353,8 @@ def _believe_undisputed(pods: Iterable[_Pod]) -> set[Address]:
 
 
 def _beside_ours(pods: Iterable[_Pod], network: NetworkConfig | None) -> list[_Pod]:
-    """Those of another store's pods that have addresses which ours might hand out: their network
-    had another data_dir before, or uses the same bridge."""
+    """The pods of other stores whose addresses our store might lease: their network had another
+    data_dir before, or uses the same bridge."""
     with Netlink() as kernel:
         bridge = kernel.index(network.bridge) if network is not None else 0
     return [
@@ -375,7 +367,7 @@ def _beside_ours(pods: Iterable[_Pod], network: NetworkConfig | None) -> list[_P
 
 
 def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:
-    """Several stores are several networks: what another one has was not lost here."""
+    """Whether another store has the owner: several stores are several networks."""
     return any(
         known.addresses or known.attachment
         for known in (last_known(folder, owner) for folder in folders)
@@ -383,7 +375,7 @@ def _is_held_in(folders: Iterable[str], owner: Owner) -> bool:
 
 
 def _state(path: str, conf: Mapping[str, Any], leased: Sequence[LeasedAddress]) -> dict[str, Any]:
-    """As ADD keeps it: which namespace it was, and what its network needs in the nft sets."""
+    """The state as ADD writes it: the namespace, and the ranges that the nft sets need."""
     state: dict[str, Any] = {}
     with suppress(OSError):
         found = os.stat(path)
@@ -392,7 +384,7 @@ def _state(path: str, conf: Mapping[str, Any], leased: Sequence[LeasedAddress]) 
         with suppress(CniError):
             whole = json.dumps({"cniVersion": "1.1.0", **conf}).encode()
             network = config.parse(whole, {}, forgiving=True)
-            state["ranges"] = verbs.ranges_of(network, leased)
+            state["ranges"] = pod_ranges.ranges_of(network, leased)
     return state
 
 
@@ -405,7 +397,7 @@ def _say(
     reason: str,
     pods: Iterable[_Pod],
     unowned: Iterable[Address],
-    ports: Iterable[firewall.Port],
+    ports: Iterable[ruleset.Port],
 ) -> None:
     found = list(pods)
     print(

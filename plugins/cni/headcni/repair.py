@@ -1,83 +1,68 @@
-"""A pod's network that came apart while the pod runs: found cheaply, and mended in place.
+"""Finds and repairs damage to the network of running pods.
 
-CHECK compares all there is of one pod, by pyroute2, when the runtime asks. This is asked about all
-pods of the node every minute, so the node's side is read once for all of them, and only what a pod
-cannot do without is compared. Mending keeps the pod's addresses and its MAC: its connections go on.
+CHECK compares everything of one pod, with pyroute2, when the runtime asks. This compares all pods
+of the node every minute. So it reads the node's side once for all of them, and compares only what a
+pod cannot work without. A repair keeps the pod's addresses and its MAC, so connections continue.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
-from collections.abc import Iterator, Mapping
-from ipaddress import ip_address, ip_interface
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Optional
 
-from . import config, verbs
-from .datapath import firewall, guard, link, netns, rtnl
+from . import comparison, config
+from .address_sources import routes_of, source_of
+from .datapath import (
+    firewall,
+    guard,
+    host_ports,
+    interfaces,
+    link,
+    loopback_ports,
+    netns,
+    pod_ranges,
+    rtnl,
+)
+from .datapath.interfaces import LINK, Link
 from .datapath.netlink import Netlink, Request, attributes, text, u32
-from .errors import ADDRESS_TAKEN, STORE, CniError
-from .ipam.config import TYPE as OUR_IPAM
-from .model import Address, LeasedAddress, NetworkConfig
+from .errors import STORE, CniError
+from .model import Address, NetworkConfig
+from .plugins.headcni.node import Node, of_store
+from .plugins.headcni.plugin import run
 from .record import replace
-from .store import Attachment
-
-if TYPE_CHECKING:
-    from .verbs import Node
+from .store import Attachment, Store
 
 CNI_PATH = "/opt/cni/bin"
-RTM_GETLINK, RTM_GETADDR = 18, 22
-_LINK = struct.Struct("=BxHiII")
-_ADDRESS = struct.Struct("=BBBBi")
 
 
-class Link(NamedTuple):
-    number: int
-    up: bool
-    master: int
+class Reader:
+    """Reads the node's own network namespace once, for all pods, or that of a pod."""
 
+    def __init__(self, kernel: Netlink) -> None:
+        self._kernel = kernel
+        self._links = interfaces.links(kernel)
+        self._addresses = interfaces.addresses(kernel)
 
-class Host(NamedTuple):
-    """The node's own network namespace at one moment."""
+    def link(self, name: str) -> Optional[Link]:
+        return self._links.get(name)
 
-    links: Mapping[str, Link]
-    addresses: Mapping[int, frozenset[str]]  # of each link, with their prefix lengths
+    def addresses(self, index: int) -> Sequence[str]:
+        return self._addresses.get(index, ())
 
-
-def look(kernel: Netlink) -> Host:
-    links = {}
-    question = Request(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0), "list the links")
-    for body in kernel.dump(question):
-        _unused, _unused, index, flags, _unused = _LINK.unpack_from(body)
-        name, master = "", 0
-        for kind, value in attributes(body[_LINK.size :]):
-            if kind == rtnl.IFLA_IFNAME:
-                name = value.rstrip(b"\0").decode(errors="replace")
-            elif kind == rtnl.IFLA_MASTER:
-                (master,) = struct.unpack("=I", value)
-        links[name] = Link(index, bool(flags & rtnl.IFF_UP), master)
-    return Host(links, _addresses(kernel))
-
-
-def _addresses(kernel: Netlink) -> dict[int, frozenset[str]]:
-    found: dict[int, set[str]] = {}
-    question = Request(RTM_GETADDR, 0, _ADDRESS.pack(0, 0, 0, 0, 0), "list the addresses")
-    for body in kernel.dump(question):
-        family, prefix, _unused, _unused, index = _ADDRESS.unpack_from(body)
-        if family not in (socket.AF_INET, socket.AF_INET6):
-            continue
-        have = dict(attributes(body[_ADDRESS.size :]))
-        packed = have.get(rtnl.IFA_LOCAL) or have.get(rtnl.IFA_ADDRESS)
-        if packed:
-            found.setdefault(index, set()).add(f"{ip_address(packed)}/{prefix}")
-    return {index: frozenset(those) for index, those in found.items()}
+    def has_route(self, address: Address, index: int) -> bool:
+        answer = link.route_to(self._kernel, address)
+        if answer is None or answer[1] != address.max_prefixlen:
+            return False
+        leads_to = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
+        return int(struct.unpack("=I", leads_to)[0]) == index
 
 
 def network_of(attachment: Attachment, env: Optional[Mapping[str, str]] = None) -> NetworkConfig:
-    """The configuration that the pod was added with. Its MTU may have come from a file that has
-    changed since, so the result's counts."""
+    """The configuration that the pod was added with. The MTU is that of the result, because it may
+    have come from a file that has changed since."""
     network = config.parse(netconf_of(attachment), env or {}, forgiving=True)
     interfaces = attachment.result.get("interfaces", ())
     mtu = next((one["mtu"] for one in interfaces if one.get("mtu")), network.mtu)
@@ -85,21 +70,22 @@ def network_of(attachment: Attachment, env: Optional[Mapping[str, str]] = None) 
 
 
 def netconf_of(attachment: Attachment) -> bytes:
-    """The same as the runtime handed it over; what is left of it where the store was damaged."""
+    """The netconf as the runtime passed it, or the rest of it if the store was damaged."""
     bare = {"cniVersion": "1.1.0", "name": attachment.owner.network, "type": config.TYPE}
     return json.dumps({**bare, **attachment.config}).encode()
 
 
 def differences(
-    node: Node, host: Host, network: NetworkConfig, attachment: Attachment
+    node: Node, host: Reader, network: NetworkConfig, attachment: Attachment
 ) -> list[str]:
-    """What the pod lacks, in words; nothing where other plugins made its network."""
+    """What the pod lacks, in words; nothing if other plugins made its network."""
     if network.delegates:
         return []
-    found = [*_lease(node, network, attachment), *_host(node, host, network, attachment)]
+    found = [*comparison.lease(node.ipam, network, attachment)]
+    found += comparison.host(host, network, attachment)
     try:
         with netns.opened(attachment.netns) as fd, netns.entered(fd), Netlink() as inside:
-            found += _pod(inside, attachment)
+            found += comparison.pod(Reader(inside), attachment)
     except CniError as problem:
         found.append(f"network namespace: {problem}")
     if attachment.result.get("ips") and firewall.concerns(node.store, network):
@@ -107,89 +93,14 @@ def differences(
     return found
 
 
-def _leased(attachment: Attachment) -> list[LeasedAddress]:
-    return [
-        LeasedAddress(
-            ip_interface(ip["address"]).ip,
-            ip_interface(ip["address"]).network.prefixlen,
-            ip_address(ip["gateway"]) if ip.get("gateway") else None,
-        )
-        for ip in attachment.result.get("ips", ())
-    ]
-
-
-def _lease(node: Node, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
-    if network.ipam.type != OUR_IPAM:
-        return
-    lease = node.ipam.lease(attachment.owner)
-    held = {one.address for one in lease.addresses} if lease else set()
-    for one in _leased(attachment):
-        if one.address not in held:
-            yield f"allocation: {one.address} is not recorded as this pod's"
-
-
-def _host(node: Node, host: Host, network: NetworkConfig, attachment: Attachment) -> Iterator[str]:
-    name = attachment.host_ifname
-    end = host.links.get(name)
-    if end is None:
-        yield f"host side: {name} is missing"
-        return
-    if not end.up:
-        yield f"host side: {name} is down"
-    limiter = link.limiter_of(name)
-    recorded = (one.get("name") for one in attachment.result.get("interfaces", ()))
-    if limiter in recorded and limiter not in host.links:
-        yield f"egress: {limiter} is missing"
-    if network.datapath == "routed":
-        for one in _leased(attachment):
-            if _route_of(node.kernel, one.address) != end.number:
-                yield f"host side: no route {one.address} to {name}"
-        return
-    bridge = host.links.get(network.bridge)
-    if bridge is None:
-        yield f"host side: bridge {network.bridge} is missing"
-        return
-    if not bridge.up:
-        yield f"host side: bridge {network.bridge} is down"
-    if end.master != bridge.number:
-        yield f"host side: {name} is not a port of {network.bridge}"
-    have = host.addresses.get(bridge.number, frozenset())
-    for one in _leased(attachment):
-        expected = network.is_gateway and one.gateway is not None
-        if expected and f"{one.gateway}/{one.prefixlen}" not in have:
-            yield f"host side: {network.bridge} has no address {one.gateway}/{one.prefixlen}"
-
-
-def _route_of(kernel: Netlink, address: Address) -> int:
-    """The link that the node's route to just this address leads to; 0 if there is none."""
-    answer = link.route_to(kernel, address)
-    if answer is None or answer[1] != address.max_prefixlen:
-        return 0
-    index = dict(attributes(answer[12:])).get(rtnl.RTA_OIF, bytes(4))
-    return int(struct.unpack("=I", index)[0])
-
-
-def _pod(inside: Netlink, attachment: Attachment) -> Iterator[str]:
-    name = attachment.owner.ifname
-    index = inside.index(name)
-    if not index:
-        yield f"pod: interface {name} is missing"
-        return
-    have = _addresses(inside).get(index, frozenset())
-    for one in _leased(attachment):
-        if one.interface not in have:
-            yield f"pod: {name} has no address {one.interface}"
-
-
 def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
-    """Make the pod's network what ADD had made it. Every part is left alone that is as it should
-    be; a cable of which one end is gone is made anew."""
-    owner, leased = attachment.owner, _leased(attachment)
-    if network.ipam.type == OUR_IPAM:
-        _keep_addresses(node, attachment, leased)
-    # The routes are those that the pod got: only ADD sees which of them others have.
+    """Restore the pod's network as ADD made it. Parts that are right do not change. A veth pair
+    that has lost one end is made again."""
+    owner, leased = attachment.owner, attachment.leased
+    source_of(network).record_again(node, attachment)
+    # The routes are those of the result: only ADD can see which of them other interfaces have.
     planned = link.plan(network, owner, leased, ())
-    cable = replace(planned, routes=verbs.routes_of(attachment.result), default_routes=())
+    cable = replace(planned, routes=routes_of(attachment.result), default_routes=())
     station = guard.station_of_attachment(attachment)
     with netns.opened(attachment.netns) as fd:
         with netns.entered(fd), Netlink() as inside:
@@ -202,26 +113,13 @@ def mend(node: Node, network: NetworkConfig, attachment: Attachment) -> None:
             if station is not None:
                 guard.check_frames(node.kernel, station)
             _mend_cable(node.kernel, network, cable, fd)
-    ranges = attachment.state.get("ranges", verbs.ranges_of(network, leased))
+    ranges = attachment.state.get("ranges", pod_ranges.ranges_of(network, leased))
     addresses = [one.address for one in leased]
     firewall.ensure(node.store, owner.network, ranges, attachment.pod, addresses)
-    ports = firewall.published(node.store, owner)
+    ports = host_ports.published(node.store, owner)
     if ports:
-        verbs.open_loopback(node.kernel, network, cable)
-        firewall.publish(node.store, owner, attachment.pod, ports)
-
-
-def _keep_addresses(node: Node, attachment: Attachment, leased: list[LeasedAddress]) -> None:
-    node.store.adopt(attachment.owner, str(attachment.pod), leased)
-    lease = node.ipam.lease(attachment.owner)
-    held = {one.address for one in lease.addresses} if lease else set()
-    for one in leased:
-        if one.address not in held:
-            raise CniError(
-                ADDRESS_TAKEN,
-                f"{one.address} was given to another pod meanwhile",
-                f"delete the pod {attachment.pod}, so that it gets an address of its own",
-            )
+        loopback_ports.open_for(node.kernel, network, cable)
+        host_ports.publish(node.store, owner, attachment.pod, ports)
 
 
 def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_netns: int) -> None:
@@ -240,8 +138,8 @@ def _mend_cable(kernel: Netlink, network: NetworkConfig, cable: link.Cable, pod_
 
 
 def _plug(name: str, mtu: int, bridge: int) -> Request:
-    """Bring the host's end up, and into its bridge."""
-    body = _LINK.pack(0, 0, 0, rtnl.IFF_UP, rtnl.IFF_UP)
+    """Bring the host's end up and connect it to its bridge."""
+    body = LINK.pack(0, 0, 0, rtnl.IFF_UP, rtnl.IFF_UP)
     body += text(rtnl.IFLA_IFNAME, name) + u32(rtnl.IFLA_MTU, mtu)
     if bridge:
         body += u32(rtnl.IFLA_MASTER, bridge)
@@ -249,8 +147,7 @@ def _plug(name: str, mtu: int, bridge: int) -> Request:
 
 
 def namespaces_at_work() -> Optional[frozenset[int]]:
-    """The network namespaces that some process is in, by their numbers; None if not all may be
-    looked at."""
+    """The inodes of the network namespaces that have a process; None if some are not accessible."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -259,12 +156,13 @@ def namespaces_at_work() -> Optional[frozenset[int]]:
             except PermissionError:
                 return None
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended meanwhile
     return frozenset(found)
 
 
-def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PATH) -> None:
-    """By a DEL, as the runtime should have sent it."""
+def release(attachment: Attachment, store: Store, cni_path: str = CNI_PATH) -> None:
+    """Run the DEL that the runtime should have sent. It always uses the store of the attachment,
+    whatever data_dir its configuration has."""
     pod, owner = attachment.pod, attachment.owner
     args = {
         "IgnoreUnknown": "1",
@@ -281,17 +179,16 @@ def release(attachment: Attachment, opened: verbs.Opener, cni_path: str = CNI_PA
         "CNI_ARGS": ";".join(f"{name}={value}" for name, value in args.items() if value),
         "CNI_PATH": cni_path,
     }
-    outcome = verbs.run(env, netconf_of(attachment), None, opened)
-    if outcome.code:
-        said = json.loads(outcome.output)
-        raise CniError(outcome.code, str(said.get("msg")), str(said.get("details", "")))
+    outcome = run(env, netconf_of(attachment), None, lambda _unused: of_store(store))
+    if outcome.error is not None:
+        raise outcome.error
     if outcome.unrecorded:
         raise CniError(STORE, "its network was removed, but not from the store", outcome.unrecorded)
 
 
 def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:
-    """Whether nothing can be alive in a sandbox: its network namespace is gone, or kept by its file
-    alone. What cannot be told counts as alive."""
+    """Whether a sandbox has no living process: its network namespace is gone, or only its file
+    keeps it. In case of doubt, the sandbox is alive."""
     try:
         seen = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -300,8 +197,8 @@ def is_dead(path: str, at_work: Optional[frozenset[int]]) -> bool:
         return False
     namespaces = os.stat("/proc/self/ns/net").st_dev
     if seen.st_dev != namespaces:
-        # The file that the namespace was mounted on, and no longer is; unless we are in a mount
-        # namespace that does not hear of the host's mounts.
+        # The namespace is no longer mounted on this file, unless we are in a mount namespace that
+        # does not get the host's mounts.
         try:
             return os.stat(f"/proc/1/root{path}").st_dev != namespaces
         except FileNotFoundError:

@@ -1,24 +1,21 @@
-"""CNI results: one form inside HeadCNI, and each version's own shape outside.
+"""CNI results: a single form inside HeadCNI, and the shape of each version outside.
 
-Inside, a result is a plain dict as CNI 1.1.0 has it, without anything empty. `read` is as strict
-as libcni's types are, and keeps what libcni writes into results of older versions too (an MTU,
-say); `shape` writes what the version's specification has, and no more.
+Inside, a result is a plain dict as in CNI 1.1.0, without empty values. `read` is as strict as
+libcni's types. It also keeps what libcni writes into results of older versions, such as an MTU.
+`shape` writes only what the specification of the version has.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address, ip_interface
 from typing import Any, Callable
 
 from .errors import INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
-from .model import Dns, LeasedAddress
-
-OLDEST = ("0.1.0", "0.2.0")  # which some callers of loopback and IPAM plugins still speak
-VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
-CANONICAL = VERSIONS[-1]
-_READABLE = ("0.3.0", *VERSIONS)  # 0.3.0 is 0.3.1 by another name, and some plugins still say it
+from .model import Address, Dns, LeasedAddress
+from .skel import LATEST, OLDEST, READABLE, VERSIONS
 
 Result = dict[str, Any]
 
@@ -42,7 +39,7 @@ def shape(result: Mapping[str, Any], version: str) -> Result:
 
 
 def _oldest(result: Mapping[str, Any], version: str) -> Result:
-    """One address of each family, the first, with the routes of its family."""
+    """The first address of each family, with the routes of that family."""
     shaped: Result = {"cniVersion": version}
     for ip in result.get("ips") or ():
         made = {"ip": ip["address"], "gateway": ip.get("gateway")}
@@ -57,7 +54,7 @@ def _oldest(result: Mapping[str, Any], version: str) -> Result:
 
 
 def ips_of(leased: Iterable[LeasedAddress], interface: int | None = None) -> list[Result]:
-    """A lease as a result's ips; `interface` is where in its interfaces they are found."""
+    """A lease as the ips of a result. `interface` is their index in its interfaces."""
     found = []
     for one in leased:
         ip: Result = {"address": one.interface}
@@ -66,6 +63,25 @@ def ips_of(leased: Iterable[LeasedAddress], interface: int | None = None) -> lis
         if interface is not None:
             ip["interface"] = interface
         found.append(ip)
+    return found
+
+
+def addresses_of(result: Mapping[str, Any]) -> list[Address]:
+    """The addresses of a result, except for malformed ones."""
+    found = []
+    for ip in result.get("ips") or ():
+        with suppress(ValueError, KeyError, TypeError):
+            found.append(ip_interface(ip["address"]).ip)
+    return found
+
+
+def leased_by(result: Mapping[str, Any]) -> list[LeasedAddress]:
+    """The addresses of a result."""
+    found = []
+    for ip in result.get("ips", ()):
+        interface = ip_interface(ip["address"])
+        gateway = ip_address(ip["gateway"]) if ip.get("gateway") else None
+        found.append(LeasedAddress(interface.ip, interface.network.prefixlen, gateway))
     return found
 
 
@@ -80,9 +96,9 @@ def dns_of(dns: Dns) -> Result:
 
 
 def read(result: Mapping[str, Any], version: str) -> Result:
-    """A result of any version as a canonical one; all mistakes in one CniError.
+    """A result of any version in the canonical form. One CniError names all mistakes.
 
-    ``version`` is that of the configuration, for a result that does not say its own.
+    ``version`` is that of the configuration, for a result without its own.
     """
     own = result.get("cniVersion")
     require(own if own not in (None, "") else version)
@@ -95,12 +111,12 @@ def read(result: Mapping[str, Any], version: str) -> Result:
     }
     if wrong:
         raise CniError(INVALID_CONFIG, "the CNI result is malformed", "; ".join(wrong))
-    return {"cniVersion": CANONICAL, **{key: value for key, value in sections.items() if value}}
+    return {"cniVersion": LATEST, **{key: value for key, value in sections.items() if value}}
 
 
 def require(version: Any) -> str:
-    """The version, if it is one that we speak."""
-    if version not in _READABLE:
+    """The version, if it is supported."""
+    if version not in READABLE:
         shown = json.dumps(version, default=str)
         raise CniError(
             INCOMPATIBLE_VERSION,
@@ -111,7 +127,7 @@ def require(version: Any) -> str:
 
 
 def before(version: str, other: str) -> bool:
-    return _READABLE.index(require(version)) < _READABLE.index(other)
+    return READABLE.index(require(version)) < READABLE.index(other)
 
 
 def _text(value: Any) -> str:
@@ -151,7 +167,7 @@ def _address(value: Any) -> str:
 
 Fields = Mapping[str, Callable[[Any], Any]]
 
-# In the order in which they are written. Each reader says what it expects by a ValueError.
+# In the order of the output. A reader raises a ValueError that says what it expects.
 _INTERFACE_1_0: Fields = {"name": _text, "mac": _text, "sandbox": _text}
 _INTERFACE: Fields = {
     "name": _text,
@@ -162,7 +178,7 @@ _INTERFACE: Fields = {
     "pciID": _text,
 }
 _IP: Fields = {"interface": _number, "address": _cidr, "gateway": _address}
-_IP_SHAPED: Fields = {"version": _text, **_IP}  # before 1.0.0; the address tells it as well
+_IP_SHAPED: Fields = {"version": _text, **_IP}  # before 1.0.0
 _ROUTE_1_0: Fields = {"dst": _cidr, "gw": _address}
 _ROUTE: Fields = {
     "dst": _cidr,
@@ -175,7 +191,7 @@ _ROUTE: Fields = {
 }
 _DNS: Fields = {"nameservers": _texts, "domain": _text, "search": _texts, "options": _texts}
 
-# The numbers whose 0 says something; that of any other is the same as not to say it.
+# The numbers for which 0 is a value. For the others, 0 means that the number is not given.
 _ZERO_COUNTS = frozenset(("interface", "table", "scope"))
 
 

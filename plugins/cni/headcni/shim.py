@@ -196,15 +196,15 @@ def _run_here(stdin: bytes, daemon: "_socket.socket | None" = None) -> None:
     sys.path.insert(1, sys.path[0] + "/vendor")
     program = posix.environ.get(PROGRAM)
     if program == IPAM:
-        from .ipam.plugin import main
+        from .plugins.headcni_ipam import main
 
         code = main(stdin)
     elif program == LOOPBACK:
-        from .loopback import main
+        from .plugins.loopback import main
 
         code = main(stdin)
     else:
-        from .verbs import main as run_verb
+        from .plugins.headcni.plugin import main as run_verb
 
         code = run_verb(stdin, daemon)
     sys.stderr.flush()
@@ -239,6 +239,9 @@ def _failed(code: int, message: str, details: str, stdin: bytes = b"") -> bytes:
     import os
 
     from .errors import CniError
-    from .verbs import failure
+    from .plugins.headcni.plugin import plugin
+    from .skel import Outcome, fail
 
-    return b"\x01" + failure(CniError(code, message, details), os.environ, stdin)[1]
+    outcome = Outcome()
+    fail(outcome, plugin(), CniError(code, message, details), os.environ, stdin)
+    return b"\x01" + outcome.output

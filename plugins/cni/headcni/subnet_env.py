@@ -1,4 +1,4 @@
-"""subnet.env, flannel's format: what a node agent knows of the node's network.
+"""subnet.env, in flannel's format: a node agent describes the node's network.
 
     HEADCNI_NETWORK=10.244.0.0/16          the cluster's, a comma list
     HEADCNI_SUBNET=10.244.1.1/24           this node's; the host part is flannel's gateway
@@ -7,20 +7,19 @@
     HEADCNI_MTU=1280
     HEADCNI_IPMASQ=true
 
-What the netconf says wins over the environment (the same names), and that over the file. A file
-of flanneld's own, with FLANNEL_ in front, is read too; there IPMASQ=true says that flanneld does
-the masquerading, so we need not.
+Values of the netconf override the environment (the same names), which overrides the file. A file
+of flanneld, with the prefix FLANNEL_, is read too. In that file, IPMASQ=true means that flanneld
+does the masquerading, so we do not.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_network
-from typing import Any
 
-from .ipam.config import Problem
-from .model import Network, NetworkConfig
+from .model import Network
+from .problems import Problem
 from .record import dataclass
 
 DEFAULT_FILE = "/run/headcni/subnet.env"
@@ -30,17 +29,10 @@ _KEYS = ("NETWORK", "IPV6_NETWORK", "SUBNET", "IPV6_SUBNET", "MTU", "IPMASQ")
 _PREFIXES = ("HEADCNI_", "FLANNEL_", "")
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
-# Plugins that change an interface rather than make one: an address or an MTU is not their affair
-# (tuning would even set the latter).
-_MAKE_NO_INTERFACE = frozenset(
-    ("bandwidth", "firewall", "loopback", "portmap", "sbr", "tuning", "vrf")
-)
-_ALLOCATE_FROM_RANGES = frozenset(("host-local", "headcni-ipam"))
-
 
 @dataclass(frozen=True)
 class SubnetEnv:
-    """What environment and file say; None and empty where they say nothing."""
+    """The values of environment and file; None or empty if they have none."""
 
     networks: tuple[Network, ...] = ()
     subnets: tuple[Network, ...] = ()
@@ -48,7 +40,7 @@ class SubnetEnv:
     ip_masq: bool | None = None
 
     def over(self, other: SubnetEnv) -> SubnetEnv:
-        """This, and for what it does not say, the other."""
+        """These values, and the other's for those that are missing."""
         return SubnetEnv(
             self.networks or other.networks,
             self.subnets or other.subnets,
@@ -60,7 +52,7 @@ class SubnetEnv:
 def load(
     env: Mapping[str, str], subnet_file: str, problems: list[Problem], named: bool = False
 ) -> SubnetEnv:
-    """The environment over the file. That the file is not there is a mistake only if ``named``."""
+    """The environment over the file. A missing file is a mistake only if ``named``."""
     return from_env(env, problems).over(from_file(subnet_file, problems, named))
 
 
@@ -84,7 +76,7 @@ def from_file(path: str, problems: list[Problem], named: bool = False) -> Subnet
 
 
 def parse(text: str, where: str, problems: list[Problem]) -> SubnetEnv:
-    """The text of a subnet.env; mistakes in it go to ``problems`` as ``where:KEY``."""
+    """The text of a subnet.env. Mistakes are added to ``problems`` as ``where:KEY``."""
     given: dict[str, str] = {}
     for line in text.splitlines():
         line = line.strip().removeprefix("export ")
@@ -155,7 +147,7 @@ def _ip_masq(given: tuple[str, str], where: str, problems: list[Problem]) -> boo
 
 
 def render(settings: SubnetEnv) -> str:
-    """The text of a subnet.env of ours."""
+    """The text of our subnet.env."""
     lines = []
     for key, networks in (("NETWORK", settings.networks), ("SUBNET", settings.subnets)):
         for prefix, version in (("HEADCNI_", 4), ("HEADCNI_IPV6_", 6)):
@@ -170,7 +162,7 @@ def render(settings: SubnetEnv) -> str:
 
 
 def write(path: str, settings: SubnetEnv) -> bool:
-    """Replace the file at once, so that no ADD reads half of it; whether that changed anything."""
+    """Replace the file atomically, so that no ADD reads a part of it; whether it has changed."""
     text = render(settings)
     try:
         with open(path, encoding="utf-8") as stream:
@@ -192,70 +184,3 @@ def write(path: str, settings: SubnetEnv) -> bool:
             os.unlink(fresh)
         raise
     return True
-
-
-def delegate_config(network: NetworkConfig, conf: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a delegate gets: its own, and what it leaves for us to say.
-
-    Name and version are always ours. A plugin that makes an interface gets MTU, masquerading and
-    addresses unless it says otherwise; of the runtime's data each gets what it asks for in
-    ``capabilities``, as libcni does it.
-    """
-    full: dict[str, Any] = {**conf, "name": network.name, "cniVersion": network.cni_version}
-    if "args" in network.raw:
-        full.setdefault("args", network.raw["args"])
-    if makes_interface(conf):
-        full.setdefault("mtu", network.mtu)
-        full.setdefault("ipMasq", network.ip_masq)
-        if conf.get("type") == "bridge":
-            full.setdefault("isGateway", True)
-        if conf.get("ipam") != {}:  # which asks for a link without addresses
-            ipam = _delegate_ipam(network, conf.get("ipam"))
-            full.update({"ipam": ipam} if ipam else {})
-    wanted = conf.get("capabilities") or {}
-    passed_on = {
-        name: network.runtime_config[name]
-        for name, asked_for in wanted.items()
-        if asked_for and name in network.runtime_config
-    }
-    if passed_on:
-        full["runtimeConfig"] = {**(conf.get("runtimeConfig") or {}), **passed_on}
-    return full
-
-
-def makes_interface(conf: Mapping[str, Any]) -> bool:
-    return conf.get("type") not in _MAKE_NO_INTERFACE
-
-
-def takes_addresses(conf: Mapping[str, Any]) -> bool:
-    """Whether a delegate leaves it to us to say where its addresses come from."""
-    ipam = conf.get("ipam")
-    if not makes_interface(conf) or ipam == {}:
-        return False
-    return ipam is None or (isinstance(ipam, Mapping) and _lacks_ranges(ipam))
-
-
-def _lacks_ranges(ipam: Mapping[str, Any]) -> bool:
-    ours_to_say = ipam.get("type", "host-local") in _ALLOCATE_FROM_RANGES
-    return ours_to_say and not ipam.get("subnet") and not ipam.get("ranges")
-
-
-def _delegate_ipam(network: NetworkConfig, own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The delegate's own section, else ours, with ranges and routes where they are left open."""
-    ipam = dict(network.ipam.raw if own is None else own)
-    if not ipam and not network.pod_cidrs:
-        return {}
-    ipam.setdefault("type", "host-local")
-    if _lacks_ranges(ipam):
-        ipam["ranges"] = [[{"subnet": str(cidr)}] for cidr in network.pod_cidrs]
-    if ipam["type"] in _ALLOCATE_FROM_RANGES:
-        ipam.setdefault("routes", _delegate_routes(network))
-    return ipam
-
-
-def _delegate_routes(network: NetworkConfig) -> list[dict[str, str]]:
-    """By the pod's gateway: everything, or where that is not wanted, the cluster."""
-    if network.default_route:
-        versions: Sequence[int] = sorted({cidr.version for cidr in network.pod_cidrs}) or [4]
-        return [{"dst": "0.0.0.0/0" if version == 4 else "::/0"} for version in versions]
-    return [{"dst": str(cidr)} for cidr in network.cluster_cidrs]

@@ -1,9 +1,9 @@
 """DELs that the store could not record, because its disk is full, read-only or broken.
 
-Such a DEL removes the pod's network and succeeds: a pod that cannot be deleted may be exactly what
-keeps the disk full. Its address stays allocated, so nobody gets it. A note under /run says what is
-to be released: that is another file system, and it ends with the boot, as allocations do. The next
-call that can write the store, or the daemon, works the notes off (docs/decisions/0007).
+Such a DEL removes the pod's network and succeeds, because the pod may be what fills the disk. Its
+address stays allocated, so no other pod gets it. A note under /run says what must be released. That
+is another file system, and it ends with the boot, as allocations do. The next call that can write
+the store, or the daemon, records the DEL and deletes the note (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOTES = "/run/headcni/unrecorded"
 
 
 def note(data_dir: str, owner: Owner, problem: CniError) -> None:
-    """Remember that the owner's DEL has succeeded. If not even that can be written, GC or the
-    daemon's sweep releases the address: its attachment is still in the store."""
+    """Write a note that the owner's DEL has succeeded. If that fails, too, GC or the daemon's sweep
+    releases the address, because the attachment is still in the store."""
     import hashlib
 
     data_dir = os.path.normpath(data_dir)
@@ -46,14 +46,14 @@ def note(data_dir: str, owner: Owner, problem: CniError) -> None:
 
 
 def settle(store: Store, mine: Owner | None = None) -> None:
-    """Record what earlier DELs could not. For a new pod of an owner, `mine`, this comes before
-    everything else: later it would take the new pod's address."""
+    """Record earlier DELs that have a note. An ADD does this first for its owner, `mine`: later it
+    would release the new pod's address."""
     data_dir = os.path.normpath(os.path.dirname(store.path))
     folder = _folder(data_dir)
     try:
         names = os.listdir(folder)
     except OSError:
-        return  # as nearly always
+        return  # there are no notes, which is usual
     failed: list[CniError] = []
     for name in names:
         path = os.path.join(folder, name)
@@ -73,8 +73,8 @@ def settle(store: Store, mine: Owner | None = None) -> None:
 
 
 def outstanding(store: Store) -> frozenset[Owner]:
-    """Whose DEL has succeeded and still cannot be recorded: the store has them, and nobody else
-    should."""
+    """The owners whose DEL has succeeded and still cannot be recorded. The store has them, but
+    their pods are gone."""
     with suppress(CniError):
         settle(store)
     data_dir = os.path.normpath(os.path.dirname(store.path))
@@ -97,20 +97,20 @@ def _noted(path: str, data_dir: str) -> Owner | None:
             noted_for, *owner = json.load(file)
         return Owner(*owner) if noted_for == data_dir else None
     except (OSError, ValueError, TypeError):
-        return None  # settled meanwhile, or half of one
+        return None  # it was recorded meanwhile, or is incomplete
 
 
 def _record(store: Store, owner: Owner, path: str) -> None:
-    """What DEL would have written. Looked at again within the transaction: whoever was quicker may
-    have given the owner's name to a new pod since."""
-    from .datapath import firewall
+    """Write what DEL would have written. The note is checked again inside the transaction: another
+    process may have recorded it, and a new pod may have the owner's name since."""
+    from .datapath import host_ports
 
     def work(_unused: object) -> None:
         if os.path.exists(path):
-            firewall.withdraw(store, owner)
+            host_ports.withdraw(store, owner)
             lease = Ipam(store).release(owner)
             if lease is not None:
-                firewall.withdraw_from_kernel({one.address for one in lease.addresses})
+                host_ports.withdraw_from_kernel({one.address for one in lease.addresses})
             for state in store.plugin_states(owner):
                 store.drop_plugin_state(owner, state.index)
             store.forget(owner)

@@ -7,8 +7,9 @@ import tempfile
 from ipaddress import ip_address
 from typing import Any
 
-from headcni.ipam.config import Problem, parse_ipam
+from headcni.ipam.config import parse_ipam
 from headcni.model import IpamConfig, Owner
+from headcni.problems import Problem
 from headcni.store import Store
 
 # Tests that open hundreds of stores do so in memory.

@@ -18,9 +18,10 @@ import pytest
 
 import headcni
 from headcni import chain, config, errors
-from headcni.exec import MAX_NESTING, NESTING
+from headcni.exec import MAX_NESTING
 from headcni.model import Owner, PodRef
-from headcni.result import VERSIONS, shape
+from headcni.result import shape
+from headcni.skel import NESTING, VERSIONS, Call
 from headcni.store import Attachment, PluginState, Store
 
 OWNER = Owner("pods", "c1", "eth0")
@@ -38,13 +39,13 @@ HEADCNI = f"""#!{sys.executable} -I
 import json, os, sys
 sys.path.insert(0, {str(Path(headcni.__file__).parent.parent)!r})
 from headcni import chain, config, errors, result
-from headcni.model import Owner
+from headcni.skel import Call
 from headcni.store import Store
 env, stdin = dict(os.environ), sys.stdin.buffer.read()
 with open(os.path.dirname(__file__) + "/calls", "a") as calls:
     print(env["CNI_COMMAND"], "headcni", env.get("HEADCNI_CHAIN"), file=calls)
 network = config.parse(stdin, env)
-owner = Owner(network.name, env["CNI_CONTAINERID"], env["CNI_IFNAME"])
+owner = Call.of(env).owner(network.name)
 store = Store.in_directory(env["HEADCNI_DATA_DIR"])
 try:
     if env["CNI_COMMAND"] == "ADD":
@@ -642,9 +643,11 @@ def test_plugins_that_call_each_other_without_end_are_stopped_and_can_be_removed
 
 def test_an_owner_within_is_told_apart_once_and_for_all():
     env = {NESTING: "1.0"}
-    assert chain.nested(OWNER, {}) == OWNER
-    assert chain.nested(OWNER, env) == Owner("pods/1.0", "c1", "eth0")
-    assert chain.nested(chain.nested(OWNER, env), env) == Owner("pods/1.0", "c1", "eth0")
+    call = Call("ADD", "c1", ifname="eth0")
+    assert call.owner("pods") == OWNER
+    within = Call("ADD", "c1", ifname="eth0", env=env)
+    assert within.owner("pods") == Owner("pods/1.0", "c1", "eth0")
+    assert within.owner(within.owner("pods").network) == Owner("pods/1.0", "c1", "eth0")
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headcni import config, subnet_env
-from headcni.call import Call, cni_args, pod_ref
-from headcni.config import parse, problems, render
+from headcni import config, subnet_env, validation
+from headcni.config import parse
 from headcni.errors import (
     BAD_ENVIRONMENT,
     INCOMPATIBLE_VERSION,
@@ -21,9 +20,11 @@ from headcni.errors import (
     UNDECODABLE,
     CniError,
 )
-from headcni.ipam.config import Problem, UnknownKey
 from headcni.model import Bandwidth, Dns, NetworkConfig, PodRef, PortMapping
+from headcni.problems import Problem, UnknownKey, render
 from headcni.shared.conflist import Options, build
+from headcni.skel import Call, pod_ref, split_cni_args, valid_attachments
+from headcni.validation import problems
 
 GOOD = {
     "cniVersion": "1.0.0",
@@ -130,7 +131,7 @@ def test_what_the_conflist_builder_writes_is_without_a_mistake() -> None:
             strategy="random",
         )
     )
-    assert config.conflist_problems(json.dumps(conf).encode(), {}) == []
+    assert validation.conflist_problems(json.dumps(conf).encode(), {}) == []
     plugin = {**conf["plugins"][0], "name": conf["name"], "cniVersion": "1.1.0"}
     made = parse(json.dumps(plugin).encode(), {})
     assert (made.datapath, made.mode, made.enable_ipv6) == ("routed", "daemon", True)
@@ -594,12 +595,12 @@ def test_prev_result_is_kept_for_the_verbs() -> None:
 def test_the_attachments_that_gc_must_spare() -> None:
     pair = {"containerID": "abc", "ifname": "eth0"}
     made = network(**{"cni.dev/valid-attachments": [pair], "cni.dev/attachments": [pair]})
-    assert config.valid_attachments(made) == frozenset([("abc", "eth0")])
+    assert valid_attachments(made.raw) == frozenset([("abc", "eth0")])
     older = network(**{"cni.dev/attachments": [pair]})
-    assert config.valid_attachments(older) == frozenset([("abc", "eth0")])
+    assert valid_attachments(older.raw) == frozenset([("abc", "eth0")])
     empty = parse(text()[:-1] + b', "cni.dev/valid-attachments": null}', {})
-    assert config.valid_attachments(empty) == frozenset(), "libcni writes an empty list as null"
-    assert config.valid_attachments(network()) is None
+    assert valid_attachments(empty.raw) == frozenset(), "libcni writes an empty list as null"
+    assert valid_attachments(network().raw) is None
 
 
 def test_what_del_reads_is_forgiven_except_for_the_name() -> None:
@@ -618,7 +619,7 @@ def test_pods_are_named_by_cni_args() -> None:
         "K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=1-2-3;OTHER=x=y"
     }
     assert pod_ref(env) == PodRef("default", "web-0", "1-2-3")
-    assert cni_args(env)["OTHER"] == "x=y"
+    assert split_cni_args(env["CNI_ARGS"])["OTHER"] == "x=y"
     assert pod_ref({}) == PodRef()
     assert network(env).name == "mesh"
 
@@ -670,10 +671,10 @@ def test_a_conflist_is_checked_with_the_netconfs_in_it() -> None:
             {"type": "portmap", "whatever": 1},
         ],
     }
-    found = config.conflist_problems(json.dumps(conf).encode(), {})
+    found = validation.conflist_problems(json.dumps(conf).encode(), {})
     assert sorted(p.path for p in found) == ["plugins[0].mdoe", "plugins[0].mtu"]
-    assert [p.path for p in config.conflist_problems(b"[", {})] == [""]
-    assert "plugins" in [p.path for p in config.conflist_problems(b"{}", {})]
+    assert [p.path for p in validation.conflist_problems(b"[", {})] == [""]
+    assert "plugins" in [p.path for p in validation.conflist_problems(b"{}", {})]
 
 
 json_values = st.recursive(
@@ -737,7 +738,8 @@ FULL = {
 
 
 def test_the_environment_of_a_call_becomes_a_value() -> None:
-    assert Call.of(FULL) == Call("ADD", "abc-1.2_3", "/run/netns/x", "eth0", "A=B", "/opt/cni/bin")
+    assert Call.of(FULL) == Call("ADD", "abc-1.2_3", "/run/netns/x", "eth0")
+    assert Call.of(FULL).env == FULL
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 
 from headcni import errors
 from headcni import exec as plugin_exec
-from headcni.exec import NESTING, deeper, find, invoke
+from headcni.exec import deeper, find, invoke
+from headcni.skel import NESTING
 
 CONF = {"cniVersion": "1.1.0", "name": "pods", "type": "fake"}
 ANSWER = {"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.3/24"}]}

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from headcni.datapath import firewall
+from headcni.datapath import pod_ranges
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.store import Attachment, Store, Tombstone
 
@@ -20,12 +20,12 @@ NEED = ("pods", json.dumps(RANGES, sort_keys=True))
 def store(tmp_path):
     with Store(str(tmp_path / "headcni.db"), boot_id="boot-1") as opened:
         with opened.transaction() as db:
-            firewall._add_need(db, NEED)
+            pod_ranges.add(db, NEED)
         yield opened
 
 
 def changes(store):
-    return store.read(firewall._changes)
+    return store.read(pod_ranges.changes)
 
 
 def test_a_network_with_an_add_at_work_keeps_its_ranges(store):

@@ -7,10 +7,11 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from headcni import port_ranges, verbs
+from headcni import port_ranges
 from headcni.datapath import blocked
 from headcni.datapath.host_firewall import PodTraffic, chains, firewalld, iptables
 from headcni.errors import LIMITED
+from headcni.plugins.headcni.plugin import run
 
 TRAFFIC = PodTraffic(
     pod_cidrs=(ip_network("10.42.1.0/24"),), cluster_cidrs=(ip_network("10.42.0.0/16"),)
@@ -155,7 +156,7 @@ def test_status_says_what_blocks_pods_until_nothing_does(tmp_path, monkeypatch):
     }
 
     def status():
-        return verbs.run({"CNI_COMMAND": "STATUS"}, json.dumps(conf).encode())
+        return run({"CNI_COMMAND": "STATUS"}, json.dumps(conf).encode())
 
     assert status().code == 0
     blocked.write("firewalld has 10.42.0.0/16 in zone dmz: move it")

@@ -13,9 +13,9 @@ from headcni import config
 from headcni import log as logs
 from headcni.daemon.observe.events import FAILED, KEPT, Event, Events
 from headcni.errors import CniError
-from headcni.ipam import plugin as ipam
 from headcni.ipam.config import ANNOTATIONS
 from headcni.model import Owner, PodRef
+from headcni.plugins import headcni_ipam
 from headcni.store import Attachment, PluginState, Store
 
 LONGEST = 256 << 10  # all annotations of a pod, by Kubernetes
@@ -77,8 +77,9 @@ def test_headcni_ipam_by_itself_gives_a_short_answer_too():
         "CNI_NETNS": "/run/netns/x",
         "CNI_ARGS": "IP=" + "," * LONGEST,
     }
-    code, answer = ipam.run(env, json.dumps(conf).encode())
-    assert code == 1
+    outcome = headcni_ipam.run(env, json.dumps(conf).encode())
+    answer = outcome.output
+    assert outcome.exit_code == 1
     assert b"headcni.dev/ip" in answer and b"CNI_ARGS.IP" in answer
     assert len(answer) < 8192
 

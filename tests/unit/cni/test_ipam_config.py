@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headcni import errors
-from headcni.ipam.config import Problem, as_error, parse_ipam, split_cni_args
+from headcni.ipam.config import parse_ipam
 from headcni.model import IpamConfig
+from headcni.problems import Problem, error
+from headcni.skel import split_cni_args
 from tests.unit.cni.ipam_support import ipam_config
 
 
@@ -283,10 +285,10 @@ def test_all_mistakes_are_found_at_once_and_what_is_right_is_kept():
     ]
     assert [str(ranges[0].subnet) for ranges in config.range_sets] == ["fd00::/64", "fd01::/64"]
     assert [str(route.dst) for route in config.routes] == ["0.0.0.0/0"]
-    error = as_error(problems)
-    assert error.code == errors.INVALID_CONFIG
-    assert "9 mistakes" in error.msg
-    assert "plugins[0].ipam.subnet is '10.1.2.3/24': expected" in error.details
+    told = error(problems, str)
+    assert told.code == errors.INVALID_CONFIG
+    assert "9 mistakes" in told.msg
+    assert "plugins[0].ipam.subnet is '10.1.2.3/24': expected" in told.details
 
 
 @pytest.mark.parametrize("section", [None, [], "10.1.2.0/24", 5], ids=str)

@@ -13,7 +13,8 @@ import pytest
 
 import headcni
 from headcni import errors, recover
-from headcni.ipam.plugin import VERSIONS, means_its_own_folder, run
+from headcni.plugins.headcni_ipam import means_its_own_folder, run
+from headcni.skel import ALL_VERSIONS as VERSIONS
 from headcni.store import Store
 
 SECTION = {
@@ -53,8 +54,8 @@ class Plugin:
             "HEADCNI_DATA_DIR": str(self.data_dir),
             **(env or {}),
         }
-        code, stdout = run({k: v for k, v in environment.items() if v is not None}, stdin)
-        return code, json.loads(stdout) if stdout else None
+        outcome = run({k: v for k, v in environment.items() if v is not None}, stdin)
+        return outcome.exit_code, json.loads(outcome.output) if outcome.output else None
 
     def ok(self, verb, *args, **keys):
         code, answer = self.call(verb, *args, **keys)
@@ -145,8 +146,8 @@ def test_version_lists_what_is_spoken(plugin):
 
 
 def test_version_needs_nothing_but_the_version(plugin):
-    code, stdout = run({"CNI_COMMAND": "VERSION"}, b'{"cniVersion": "1.0.0"}')
-    assert (code, json.loads(stdout)["cniVersion"]) == (0, "1.0.0")
+    outcome = run({"CNI_COMMAND": "VERSION"}, b'{"cniVersion": "1.0.0"}')
+    assert (outcome.code, json.loads(outcome.output)["cniVersion"]) == (0, "1.0.0")
 
 
 @pytest.mark.parametrize(
@@ -379,7 +380,7 @@ def test_after_the_store_is_lost_what_libcni_remembers_is_adopted(plugin, tmp_pa
 
 
 def test_a_bug_is_an_answer_too(plugin, monkeypatch):
-    monkeypatch.setattr("headcni.ipam.plugin.Ipam", None)
+    monkeypatch.setattr("headcni.plugins.headcni_ipam.Ipam", None)
     error = plugin.error("ADD")
     assert error["code"] == errors.INTERNAL
     assert "TypeError" in error["details"]
@@ -389,7 +390,8 @@ def test_as_a_program_it_reads_stdin_and_answers_on_stdout(plugin):
     conf = {"cniVersion": "1.0.0", "name": "pods", "ipam": {"subnet": "10.1.2.0/24"}}
     folder = str(Path(headcni.__file__).parents[1])
     program = (
-        f"import sys; sys.path.insert(0, {folder!r}); from headcni.ipam.plugin import main;"
+        f"import sys; sys.path.insert(0, {folder!r});"
+        " from headcni.plugins.headcni_ipam import main;"
         " sys.exit(main(sys.stdin.buffer.read()))"
     )
     done = [
@@ -418,5 +420,6 @@ def test_as_a_program_it_reads_stdin_and_answers_on_stdout(plugin):
 def test_a_configuration_without_a_bottom_is_refused_and_nothing_worse():
     deep = b'{"ipam":' + b"[" * 100_000
     assert not means_its_own_folder(deep)
-    code, answer = run({"CNI_COMMAND": "STATUS"}, deep)
-    assert (code, json.loads(answer)["code"]) == (1, errors.UNDECODABLE)
+    outcome = run({"CNI_COMMAND": "STATUS"}, deep)
+    told = json.loads(outcome.output)["code"]
+    assert (outcome.exit_code, told) == (1, errors.UNDECODABLE)

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from headcni import errors
-from headcni.ipam import plugin as ipam_plugin
 from headcni.model import Dns, IpamConfig, Lease, LeasedAddress, Owner
-from headcni.result import VERSIONS, before, read, shape
+from headcni.plugins import headcni_ipam
+from headcni.result import before, read, shape
+from headcni.skel import ALL_VERSIONS, VERSIONS
 
 FULL = {
     "cniVersion": "1.1.0",
@@ -188,7 +189,7 @@ def test_versions_are_ordered():
     assert not before("1.1.0", "1.1.0")
 
 
-@pytest.mark.parametrize("version", ipam_plugin.VERSIONS)
+@pytest.mark.parametrize("version", ALL_VERSIONS)
 def test_our_ipam_answers_in_the_same_shapes(version):
     """Two pieces of code know the shapes: this one, and headcni-ipam."""
     network = IpamConfig("headcni-ipam", raw={"routes": FULL["routes"]})
@@ -200,7 +201,7 @@ def test_our_ipam_answers_in_the_same_shapes(version):
     dns = Dns(("100.100.100.100",), "mesh", ("pods.mesh",), ("ndots:5",))
     ips = [{k: v for k, v in ip.items() if k != "interface"} for ip in FULL["ips"]]
     expected = shape({"ips": ips, "routes": FULL["routes"], "dns": FULL["dns"]}, version)
-    assert ipam_plugin.result(lease, network, dns, version) == expected
+    assert headcni_ipam.result(lease, network, dns, version) == expected
 
 
 def parsed(cidr, gateway):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headcni import errors
-from headcni import store as store_module
+from headcni import database, errors, schema
 from headcni.ipam.allocate import Ipam
 from headcni.model import LeasedAddress, PodRef
 from headcni.store import Attachment, PluginState, Store, Tombstone
@@ -113,7 +112,7 @@ def test_a_reboot_ends_tombstones(path):
 
 def test_a_store_of_the_release_without_tombstones_gets_them(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:1])
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
         with Store(path, boot_id="boot-1") as before:
             before.remember(attachment("c1"))
     with Store(path, boot_id="boot-1") as after:
@@ -121,14 +120,14 @@ def test_a_store_of_the_release_without_tombstones_gets_them(path, monkeypatch):
         assert after.attachment(owner("c1")) == attachment("c1")
         after.bury(Tombstone(owner("c1"), 17))
     with monkeypatch.context() as patch:  # and after a roll-back it is still read
-        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:1])
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
         with Store(path, boot_id="boot-1") as rolled_back:
             assert rolled_back.lost is None
 
 
 def test_ranges_of_the_older_table_are_kept_until_a_reboot(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
         with Store(path, boot_id="boot-1") as before, before.transaction() as db:
             row = ("pods", '["10.55.1.0/24"]', "[]", '["10.55.0.0/16"]')
             db.execute("INSERT INTO firewall VALUES (?, ?, ?, ?)", row)
@@ -228,7 +227,7 @@ def test_states_whose_del_never_came_go_at_a_reboot_after_a_month(path, monkeypa
     with Store(path, boot_id="boot-1") as before:
         before.save_plugin_state(owner("c1"), PluginState(0, "old", {}, {}))
     now = time.time()
-    monkeypatch.setattr(store_module.time, "time", lambda: now + 31 * 86400)
+    monkeypatch.setattr(database.time, "time", lambda: now + 31 * 86400)
     with Store(path, boot_id="boot-2") as after:
         assert after.plugin_states(owner("c1")) == []
 
@@ -390,7 +389,7 @@ def test_only_the_newest_broken_files_are_kept(path):
         Store(path, boot_id="boot-1").close()
         spoil(path)
     Store(path, boot_id="boot-1").close()
-    assert len(broken_files(path)) == store_module.KEPT_ASIDE
+    assert len(broken_files(path)) == database.KEPT_ASIDE
 
 
 def test_an_unfinished_new_file_is_no_obstacle(path):
@@ -443,7 +442,7 @@ def test_an_older_schema_is_migrated_with_what_is_in_it(path, monkeypatch):
     with Store(path, boot_id="boot-1") as before:
         before.remember(attachment("c1"))
     added = ("CREATE TABLE extra (x)", "INSERT INTO extra VALUES (7)")
-    monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, added))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, added))
     for _ in range(2):
         with Store(path, boot_id="boot-1") as after:
             assert after.attachment(owner("c1")) == attachment("c1")
@@ -455,7 +454,7 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
     Store(path, boot_id="boot-1").close()
     bad = ("CREATE TABLE extra (x)", "INSERT INTO meta VALUES ('boot', 'twice')")
     with monkeypatch.context() as patch, pytest.raises(errors.CniError) as caught:
-        patch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, bad))
+        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, bad))
         Store(path, boot_id="boot-1")
     assert caught.value.code == errors.STORE
     with Store(path, boot_id="boot-1") as store, store.transaction() as db:
@@ -518,9 +517,9 @@ def test_a_store_that_a_newer_release_migrates_while_it_is_open_is_not_taken_for
 
 
 def test_a_roll_back_across_a_schema_change_and_forward_again_keeps_everything(path, monkeypatch):
-    newer = (*store_module.MIGRATIONS, ("CREATE TABLE extra (x)",))
+    newer = (*schema.MIGRATIONS, ("CREATE TABLE extra (x)",))
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", newer)
+        patch.setattr(schema, "MIGRATIONS", newer)
         with Store(path, boot_id="boot-1") as store:
             store.remember(attachment("c1"))
             store.adopt(owner("c1"), "", [leased("10.1.2.3")])
@@ -528,7 +527,7 @@ def test_a_roll_back_across_a_schema_change_and_forward_again_keeps_everything(p
         assert older.attachment(owner("c1")) == attachment("c1")
         older.remember(attachment("c2"))
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", newer)
+        patch.setattr(schema, "MIGRATIONS", newer)
         with Store(path, boot_id="boot-1") as store:
             assert [one.owner.container_id for one in store.attachments()] == ["c1", "c2"]
             assert addresses(Ipam(store).lease(owner("c1"))) == ["10.1.2.3"]
@@ -538,11 +537,11 @@ def test_a_roll_back_across_a_schema_change_and_forward_again_keeps_everything(p
 
 
 def test_a_store_of_every_earlier_schema_is_brought_forward_with_what_is_in_it(path, monkeypatch):
-    for version in range(1, len(store_module.MIGRATIONS) + 1):
+    for version in range(1, len(schema.MIGRATIONS) + 1):
         for file in Path(path).parent.glob("*"):
             file.unlink()
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:version])
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
             with Store(path, boot_id="boot-1") as store:
                 store.remember(attachment("c1"))
                 store.adopt(owner("c1"), "", [leased("10.1.2.3")])
@@ -552,7 +551,7 @@ def test_a_store_of_every_earlier_schema_is_brought_forward_with_what_is_in_it(p
             assert store.lost is None
             with store.transaction() as db:
                 (now,) = db.execute("PRAGMA user_version").fetchone()
-                assert now == len(store_module.MIGRATIONS)
+                assert now == len(schema.MIGRATIONS)
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path):
@@ -568,7 +567,7 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_a_store_that_stays_locked_is_a_reason_to_try_again(path, store, monkeypatch):
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with Store(path, boot_id="boot-1") as other, store.transaction():
         with pytest.raises(errors.CniError) as caught:
             other.remember(attachment("c1"))
@@ -586,7 +585,7 @@ def test_the_store_is_in_wal_mode_so_that_readers_and_a_writer_do_not_wait(path,
 
 
 def test_a_lock_that_is_never_let_go_is_named_and_not_waited_for_for_ever(path, monkeypatch):
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     os.makedirs(os.path.dirname(path))
     holder = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -600,7 +599,7 @@ def test_a_lock_that_is_never_let_go_is_named_and_not_waited_for_for_ever(path, 
 
 
 def test_a_store_that_could_not_be_put_right_at_once_is_put_right_later(path, store, monkeypatch):
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
     store.remember(attachment("c1"))
     holder = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(holder, fcntl.LOCK_EX)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headcni import config, subnet_env
-from headcni.ipam.config import Problem
+from headcni import config, subnet_env, validation
+from headcni.delegates import delegate_config
 from headcni.model import NetworkConfig
-from headcni.subnet_env import SubnetEnv, delegate_config, load, parse, render, write
+from headcni.problems import Problem
+from headcni.subnet_env import SubnetEnv, load, parse, render, write
 
 FLANNEL = """\
 FLANNEL_NETWORK=10.244.0.0/16
@@ -153,10 +154,10 @@ def test_a_file_that_was_named_and_is_needed_must_be_there(tmp_path: Path) -> No
     missing = str(tmp_path / "missing.env")
     conf = {"cniVersion": "1.0.0", "name": "mesh", "type": "headcni"}
     env = {"HEADCNI_SUBNET_FILE": missing}
-    [problem] = config.problems(json.dumps(conf).encode(), env)
+    [problem] = validation.problems(json.dumps(conf).encode(), env)
     assert (problem.path, problem.value) == ("subnet_file", missing)
     conf["pod_cidr"] = "10.1.0.0/24"
-    assert config.problems(json.dumps(conf).encode(), env) == []
+    assert validation.problems(json.dumps(conf).encode(), env) == []
 
 
 def test_a_file_that_is_not_needed_is_not_even_opened(tmp_path: Path) -> None:

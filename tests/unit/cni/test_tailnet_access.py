@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from headcni import tailnet_access
-from headcni.datapath import firewall, tailnet
+from headcni.datapath import ruleset, tailnet
 from headcni.tailnet_access import ALL, OPEN, PODS, Policy, WrongAccess, parse
 
 POD, POD6 = ip_address("10.1.0.7"), ip_address("fd00::7")
@@ -75,7 +75,7 @@ def test_without_limits_there_is_nothing_in_the_table_and_nothing_in_the_store()
     for policy in (OPEN, Policy(ALL, (("shop", ALL),))):
         assert policy.is_open and policy.as_text() == ""
         assert tailnet.chains(policy) == "" and tailnet.set_names(policy) == []
-        assert firewall._digest((), policy) == firewall._digest((), OPEN)
+        assert ruleset.digest((), policy) == ruleset.digest((), OPEN)
 
 
 def test_a_policy_is_read_as_it_was_kept():

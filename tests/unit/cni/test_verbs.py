@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from headcni import chain, config, errors, verbs
+from headcni import chain, config, errors
+from headcni.address_sources import source_of
 from headcni.model import Owner
+from headcni.plugins.headcni.plugin import run
+from headcni.skel import Call
 
 CONF = {
     "cniVersion": "1.1.0",
@@ -28,7 +31,7 @@ def call(verb: str, tmp_path, **conf: object) -> int:
         "CNI_PATH": "/opt/cni/bin",
     }
     given = {**CONF, "data_dir": str(tmp_path), **conf}
-    return verbs.run(env, json.dumps(given).encode()).code
+    return run(env, json.dumps(given).encode()).code
 
 
 @pytest.mark.parametrize(
@@ -58,5 +61,5 @@ def test_what_another_ipam_gave_goes_back_to_it_if_it_cannot_be_noted(monkeypatc
     conf = json.dumps({**CONF, "ipam": {"type": "host-local", "subnet": "10.9.1.0/24"}})
     network = config.parse(conf.encode(), {})
     with pytest.raises(errors.CniError, match="cannot be written"), ExitStack() as undo:
-        verbs._lease(node, network, Owner("pods", "c1", "eth0"), verbs.Call("ADD"), undo)
+        source_of(network).lease(node, Owner("pods", "c1", "eth0"), Call("ADD"), undo)
     assert asked == ["ADD", "DEL"]

@@ -9,7 +9,7 @@ import pytest
 from lab_command import CHECKOUT
 
 from headcni import config as netconf
-from headcni import errors, subnet_env
+from headcni import errors, subnet_env, validation
 from headcni import settings as config
 from headcni.ipam import config as ipam
 from headcni.settings import DaemonConfig
@@ -92,7 +92,7 @@ def test_the_example_of_config_yaml_is_valid_and_shows_every_key():
 @pytest.mark.parametrize("example", [b for b in blocks("json") if "cniVersion" in b])
 def test_the_examples_of_netconfs_are_valid(example, monkeypatch, tmp_path):
     monkeypatch.setattr(subnet_env, "DEFAULT_FILE", str(tmp_path / "subnet.env"))
-    assert netconf.problems(json.dumps(json.loads(example)).encode(), {}) == []
+    assert validation.problems(json.dumps(json.loads(example)).encode(), {}) == []
 
 
 def test_every_page_of_the_monitor_is_described():

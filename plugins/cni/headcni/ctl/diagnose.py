@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
-from .. import result, verbs
+from .. import result
 from .. import settings as configuration
 from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
-from ..exec import NESTING
 from ..mesh import pod_traffic
 from ..mesh.localapi import LocalApi
+from ..plugins.headcni import plugin
+from ..plugins.headcni.node import opened
 from ..settings import DaemonConfig, control_path
 from ..shared import conflist
 from ..shared.podcidr import PodCidrError
+from ..skel import NESTING
 from ..store import Attachment, Store
 from . import node
 from .daemon_client import asked
@@ -182,10 +184,7 @@ def differences(attachment: Attachment, data_dir: str) -> str:
         "CNI_PATH": "/opt/cni/bin",
         NESTING: attachment.owner.network.partition("/")[2],
     }
-    outcome = verbs.run(
-        env, json.dumps(conf).encode(), None, lambda _unused: verbs.opened(data_dir)
-    )
-    if not outcome.code:
+    outcome = plugin.run(env, json.dumps(conf).encode(), None, lambda _unused: opened(data_dir))
+    if outcome.error is None:
         return ""
-    problem = json.loads(outcome.output)
-    return str(problem.get("details") or problem.get("msg"))
+    return outcome.error.details or outcome.error.msg

@@ -6,8 +6,8 @@ import argparse
 import os
 
 from .. import settings as config
-from ..config import error
 from ..errors import NO_POD_CIDR, CniError
+from ..problems import error
 from ..shared.podcidr import PodCidrError, resolve
 from .main import OK, CannotTell, read, show
 

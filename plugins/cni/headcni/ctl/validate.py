@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any, Dict, List
 
-from .. import config
-from ..ipam.config import Problem
+from .. import validation
+from ..problems import Problem, render
 from .main import NO, OK, read, show
 
 
@@ -20,14 +20,14 @@ def run(args: argparse.Namespace) -> int:
     text = read(args.file)
     kind = kind_of(args.file, text)
     found = problems(kind, text)
-    doubts = [] if kind == "config.yaml" else config.doubts(text, _ours())
+    doubts = [] if kind == "config.yaml" else validation.doubts(text, _ours())
     if args.json:
         answer: Dict[str, Any] = {"file": args.file, "kind": kind}
         if doubts:
             answer["warnings"] = doubts
-        show({**answer, **json.loads(config.render(found, as_json=True))}, as_json=True)
+        show({**answer, **json.loads(render(found, as_json=True))}, as_json=True)
     else:
-        lines = [f"{args.file} ({kind}): {config.render(found)}"]
+        lines = [f"{args.file} ({kind}): {render(found)}"]
         show("\n".join([*lines, *(f"  warning: {doubt}" for doubt in doubts)]), as_json=False)
     return NO if found else OK
 
@@ -49,9 +49,9 @@ def kind_of(path: str, text: bytes) -> str:
 def problems(kind: str, text: bytes) -> List[Problem]:
     ours = _ours()
     if kind == "conflist":
-        return config.conflist_problems(text, ours)
+        return validation.conflist_problems(text, ours)
     if kind == "netconf":
-        return config.problems(text, ours)
+        return validation.problems(text, ours)
     from ..settings import parse  # imports a YAML parser
 
     return parse(text)[1]

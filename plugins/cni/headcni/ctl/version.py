@@ -7,7 +7,7 @@ import os
 import platform
 
 from .. import __version__
-from ..result import VERSIONS
+from ..skel import VERSIONS
 from .main import OK, show
 
 

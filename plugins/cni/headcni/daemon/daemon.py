@@ -6,7 +6,6 @@ stay when it stops.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -197,10 +196,8 @@ class Daemon:
         if outcome.attachment is not None and verb in _TOLD:
             self.events.tell(Event.of(_TOLD[verb], outcome.attachment))
         elif outcome.code and verb == "ADD":
-            problem = json.loads(outcome.output)
-            said = ": ".join(filter(None, (problem.get("msg"), problem.get("details"))))
             network = outcome.network.name if outcome.network else ""
-            self.events.tell(Event(FAILED, outcome.pod, network, reason=said))
+            self.events.tell(Event(FAILED, outcome.pod, network, reason=str(outcome.error)))
 
     def _start_keeper(self) -> None:
         """If the operator has given an API key, request the approval of our routes and keep it."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Callable
 
-from .. import repair, verbs
-from ..datapath.netlink import Netlink
+from .. import repair
 from ..errors import CniError
-from ..ipam.allocate import Ipam
 from ..log import Log
 from ..recover import release_unused
 from ..store import Store
@@ -61,7 +58,7 @@ class Leaks:
             if not repair.is_dead(attachment.netns, None):
                 continue
             try:
-                repair.release(attachment, self._opened)
+                repair.release(attachment, self._store())
             except CniError as problem:
                 log.warn("a leaked network cannot be released", pod=attachment.pod, problem=problem)
                 continue
@@ -71,11 +68,3 @@ class Leaks:
         for owner in release_unused(self._store(), attached):
             released.append(f"{owner.container_id} {owner.ifname}".strip())
         return released
-
-    @contextmanager
-    def _opened(self, _data_dir: str) -> Iterator[verbs.Node]:
-        """Always the store that the attachments came from: the plugin may have taken its folder
-        from HEADCNI_DATA_DIR, which the recorded configuration does not show."""
-        store = self._store()
-        with Netlink() as kernel:
-            yield verbs.Node(store, Ipam(store), kernel)

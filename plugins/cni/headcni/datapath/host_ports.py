@@ -1,155 +1,199 @@
-"""Host ports that no pod may have: the node itself uses them.
+"""The host ports of pods: published, withdrawn, and adopted after a loss of the store.
 
-A host port leads to its pod before the node's own sockets are looked at, so it would take a
-listener's clients away. The kernel is asked who listens when a pod comes with host ports. Whoever
-begins to listen later does not take the port from the pod.
+The store decides which pod has a port. The kernel has them as elements of two maps: one has the
+pod's address, the other one the pod's port.
 """
 
 from __future__ import annotations
 
-import _socket as socket  # without what `socket` imports
 import errno
-import struct
-import sys
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Container, Iterable, Sequence
 from ipaddress import ip_address
-from typing import NamedTuple
 
-from ..errors import INVALID_CONFIG, PORT_TAKEN, CniError
-from ..model import NetworkConfig
-from .firewall import Port
-from .netlink import NETLINK_SOCK_DIAG, KernelError, Netlink, Request, attributes
-
-SOCK_DIAG_BY_FAMILY, INET_DIAG_SKV6ONLY = 20, 11
-# Each with the state of a socket that waits for anybody: TCP_LISTEN, and, for UDP, TCP_CLOSE. A UDP
-# socket with a peer (a resolver's question) is ESTABLISHED; what is in TIME_WAIT does not listen.
-_PROTOCOLS = {"tcp": (socket.IPPROTO_TCP, 10), "udp": (socket.IPPROTO_UDP, 7)}
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_REQUEST = struct.Struct("=BBBBI48s")  # inet_diag_req_v2
-_ANSWER_SIZE = 72  # of inet_diag_msg; attributes follow
+from ..errors import PORT_TAKEN, CniError
+from ..model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from ..store import Store, owner_key
+from . import nft, ruleset
+from .netlink import KernelError
+from .ruleset import TABLE, Port
 
 
-class Listener(NamedTuple):
-    protocol: str
-    address: str  # "" for any of both families; 0.0.0.0 and :: for any of one
-    port: int
-
-
-def refuse_those_of_the_node(network: NetworkConfig, ports: Sequence[Port]) -> None:
-    """CniError if one of the ports is reserved, or the node listens there."""
-    for port in ports:
-        _refuse_loopback(port)
-        for reserved in network.reserved_ports:
-            if port.protocol in reserved.protocols and (
-                reserved.first <= port.host_port <= reserved.last
-            ):
-                raise CniError(
-                    PORT_TAKEN,
-                    f"host port {port.host_port}/{port.protocol} is reserved for the node",
-                    f"reserved_ports of the network {network.name} has {reserved}; choose another"
-                    " hostPort, or have the node's operator change the list",
+def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Port, ...]:
+    """The ports of each mapping, for each family that the pod and the mapping's host IP have."""
+    found = []
+    for mapping in network.port_mappings:
+        for one in leased:
+            host = mapping.host_ip
+            if host is not None and host.version != one.address.version:
+                continue
+            anywhere = host is None or host.is_unspecified
+            found.append(
+                Port(
+                    one.address.version,
+                    mapping.protocol,
+                    "" if anywhere else str(host),
+                    mapping.host_port,
+                    str(one.address),
+                    mapping.container_port,
                 )
-    if network.host_ports_over_listeners:
+            )
+    return tuple(found)
+
+
+def publish(store: Store, owner: Owner, pod: PodRef, ports: Sequence[Port]) -> None:
+    """Lead all ports to the pod, or none. One transaction changes the store and then the kernel, so
+    two pods cannot have the same port, and a failure leaves nothing."""
+    if not ports:
         return
-    wanted = {(port.protocol, port.host_port) for port in ports}
-    for protocol in sorted({protocol for protocol, _unused in wanted} & set(_PROTOCOLS)):
-        for listener in listeners(protocol):
-            if (protocol, listener.port) in wanted:
-                for port in ports:
-                    if _takes(port, listener):
-                        raise _taken(port, listener)
+
+    def work(db: sqlite3.Connection) -> None:
+        for port in ports:
+            _claim(db, owner, pod, port)
+        if nft.table_comment(TABLE) != ruleset.comment_of(db):
+            ruleset.replace(db)
+            return
+        try:
+            nft.add_elements(TABLE, [one for port in ports for one in port.packed])
+        except CniError:
+            ruleset.replace(db)  # a call that was killed has left an element
+
+    store.atomically(work)
+    forget_connections(ports)
 
 
-def _refuse_loopback(port: Port) -> None:
-    """127.0.0.53 and the like are the node's own services; IPv6 cannot lead ::1 to a pod."""
-    if port.host_ip and port.host_ip != "127.0.0.1" and ip_address(port.host_ip).is_loopback:
-        raise CniError(
-            INVALID_CONFIG,
-            f"hostIP {port.host_ip} of host port {port.host_port}/{port.protocol} is a loopback"
-            " address that no pod may have",
-            "expected 127.0.0.1 or another address of the node, or no hostIP",
-        )
+def forget_connections(ports: Iterable[Port]) -> None:
+    """Make existing clients use the new rules. TCP clients do so without this, so most pods need
+    nothing."""
+    lasting = [port for port in ports if port.protocol != "tcp"]
+    if not lasting:
+        return
+    from . import conntrack  # rarely needed
 
-
-def _takes(port: Port, listener: Listener) -> bool:
-    """Whether the host port would get packets that the listener gets now."""
-    if (port.protocol, port.host_port) != (listener.protocol, listener.port):
-        return False
-    if not listener.address:
-        return True
-    address = ip_address(listener.address)
-    if address.version != port.family:
-        return False
-    if address.is_unspecified:
-        return True
-    if port.host_ip:
-        return port.host_ip == listener.address
-    # The nft table leads no other loopback address than 127.0.0.1 to pods.
-    return not address.is_loopback or listener.address == "127.0.0.1"
-
-
-def _taken(port: Port, listener: Listener) -> CniError:
-    where = listener.address or "any address"
-    option = {"tcp": "t", "udp": "u"}[port.protocol]
-    return CniError(
-        PORT_TAKEN,
-        f"host port {port.host_port}/{port.protocol} is taken: the node listens there",
-        f"a program listens on {where}; see: ss -{option}lnp sport = {port.host_port}; choose"
-        " another hostPort, or end that program",
+    conntrack.forget_ports(
+        [
+            conntrack.HostPort(
+                ruleset.PROTOCOLS[port.protocol],
+                ip_address(port.host_ip) if port.host_ip else None,
+                port.host_port,
+                ip_address(port.pod_ip),
+                port.pod_port,
+            )
+            for port in lasting
+        ]
     )
 
 
-def listeners(protocol: str) -> Iterator[Listener]:
-    """The sockets of this thread's network namespace that wait for anybody."""
-    try:
-        found = [one for family in _FAMILIES for one in _asked(protocol, family)]
-    except KernelError as problem:
-        if problem.errno != errno.ENOENT:  # a kernel without the modules tcp_diag and udp_diag
-            raise
-        yield from _listed(protocol)
-    else:
-        yield from found
+def _claim(db: sqlite3.Connection, owner: Owner, pod: PodRef, port: Port) -> None:
+    key = (port.family, port.protocol, port.host_ip, port.host_port)
+    holder = db.execute(
+        "SELECT network, container_id, ifname, pod FROM port"
+        " WHERE family = ? AND protocol = ? AND host_ip = ? AND host_port = ?",
+        key,
+    ).fetchone()
+    if holder is not None and Owner(*holder[:3]) != owner:
+        same = (
+            pod.namespace == holder[3].partition("/")[0]
+        )  # other namespaces must not learn whose it is
+        whose = f"it is {holder[3] or holder[1]}'s; " if same else ""
+        raise CniError(
+            PORT_TAKEN,
+            f"host port {port.host_port}/{port.protocol} leads to another pod already",
+            f"{whose}choose another hostPort, or remove that pod; see: headcnictl pods",
+        )
+    db.execute(
+        "INSERT OR REPLACE INTO port VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *key,
+            port.pod_ip,
+            port.pod_port,
+            owner.network,
+            owner.container_id,
+            owner.ifname,
+            str(pod),
+        ),
+    )
 
 
-def _asked(protocol: str, family: int) -> Iterator[Listener]:
-    """By sock_diag, which leaves out all connections: reading the table takes many times longer."""
-    number, state = _PROTOCOLS[protocol]
-    body = _REQUEST.pack(family, number, 0, 0, 1 << state, bytes(48))
-    request = Request(SOCK_DIAG_BY_FAMILY, 0, body, f"list who listens for {protocol}")
-    with Netlink(NETLINK_SOCK_DIAG) as kernel:
-        for found in kernel.dump(request, must_know=True):
-            port = int.from_bytes(found[4:6], "big")
-            only_six = any(
-                kind == INET_DIAG_SKV6ONLY and value[:1] == b"\1"
-                for kind, value in attributes(found[_ANSWER_SIZE:])
-            )
-            raw = found[8:24] if family == socket.AF_INET6 else found[8:12]
-            yield Listener(protocol, _address(raw, only_six), port)
+def withdraw(store: Store, owner: Owner) -> tuple[Port, ...]:
+    """Withdraw the owner's ports. Nothing is written for pods without ports, which are most."""
+    if not store.read(lambda db: ruleset.ports_of_owner(db, owner)):
+        return ()
+
+    def work(db: sqlite3.Connection) -> tuple[Port, ...]:
+        ports = ruleset.ports_of_owner(db, owner)
+        db.execute(
+            "DELETE FROM port WHERE network = ? AND container_id = ? AND ifname = ?",
+            owner_key(owner),
+        )
+        if nft.table_comment(TABLE) is not None:
+            ruleset.replace(db) if len(ports) > 64 else _remove(db, ports)
+        return ports
+
+    withdrawn = store.atomically(work)
+    forget_connections(withdrawn)
+    return withdrawn
 
 
-def _listed(protocol: str) -> Iterator[Listener]:
-    """From the tables in /proc, which do not say who takes IPv6 alone."""
-    state = f"{_PROTOCOLS[protocol][1]:02X}"
-    for table in (protocol, f"{protocol}6"):
+def withdraw_leftovers(store: Store, addresses: Container[Address]) -> None:
+    """Remove ports from the kernel that lead to these addresses and are not in the store: an ADD
+    that was killed before its commit, or whose commit failed, has left them. Do this before the
+    addresses are free. The store's lock is held, as for all changes of the table."""
+    store.atomically(lambda _unused: withdraw_from_kernel(addresses))
+
+
+def withdraw_from_kernel(addresses: Container[Address]) -> None:
+    """Remove the ports that lead to these addresses from the kernel, but not from the store. Each
+    is removed separately, because another process may have removed some of them."""
+    found = [port for port in live_ports() if ip_address(port.pod_ip) in addresses]
+    for port in found:
         try:
-            with open(f"/proc/thread-self/net/{table}", encoding="ascii") as lines:
-                rows = [line.split(None, 4) for line in lines][1:]
-        except FileNotFoundError:  # the kernel has no IPv6
-            continue
-        for row in rows:
-            if row[3] == state:
-                address, _unused, port = row[1].partition(":")
-                # Words of 32 bits, in the machine's own byte order.
-                words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
-                raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-                yield Listener(protocol, _address(raw, False), int(port, 16))
+            nft.delete_elements(TABLE, port.packed)
+        except KernelError as problem:
+            if problem.errno != errno.ENOENT:
+                raise
+    forget_connections(found)
 
 
-def _address(raw: bytes, only_six: bool) -> str:
-    if len(raw) == 4:
-        return socket.inet_ntop(socket.AF_INET, raw)
-    if not any(raw):
-        return "::" if only_six else ""
-    if raw.startswith(bytes(10) + b"\xff\xff"):
-        return socket.inet_ntop(socket.AF_INET, raw[12:])
-    return socket.inet_ntop(socket.AF_INET6, raw)
+def live_ports() -> list[Port]:
+    """All ports that the kernel has."""
+    elements, found = ruleset.live().elements, []
+    for (name, key), pod_ip in elements.items():
+        pod_port = elements.get((ruleset.PORT_OF + name, key))
+        if pod_port is not None:
+            protocol, *at, port = key.split(" . ")
+            host_ip = at[0] if at else ""
+            found.append(Port(int(name[-1]), protocol, host_ip, int(port), pod_ip, int(pod_port)))
+    return found
+
+
+def adopt(db: sqlite3.Connection, owner: Owner, pod: str, port: Port) -> None:
+    """Record a port of the kernel as the owner's, unless it has an owner."""
+    db.execute(
+        "INSERT OR IGNORE INTO port VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(port.family, port.protocol, port.host_ip, port.host_port),
+            *(port.pod_ip, port.pod_port, *owner_key(owner), pod),
+        ),
+    )
+
+
+def _remove(db: sqlite3.Connection, ports: Sequence[Port]) -> None:
+    try:
+        nft.delete_elements(TABLE, [one for port in ports for one in port.packed])
+    except CniError:
+        ruleset.replace(db)  # another program has removed them: make the table what the store says
+
+
+def published(store: Store, owner: Owner) -> tuple[Port, ...]:
+    return store.read(lambda db: ruleset.ports_of_owner(db, owner))
+
+
+def owners(store: Store, network: str) -> list[Owner]:
+    """The owners of host ports on a network."""
+    rows = store.read(
+        lambda db: db.execute(
+            "SELECT DISTINCT network, container_id, ifname FROM port WHERE network = ?", (network,)
+        ).fetchall()
+    )
+    return [Owner(*row) for row in rows]

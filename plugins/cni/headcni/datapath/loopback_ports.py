@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ipam.config import warn
+from ..model import NetworkConfig
+from ..problems import warn
 from . import netns
 from .guard import is_kept_off_loopback, keep_off_loopback
-from .link import pod_link_names
+from .link import Cable, pod_link_names
 from .netlink import KernelError, Netlink
 
 
@@ -24,9 +25,14 @@ def is_open(through: str) -> bool:
     return netns.read_sysctl(_sysctl(through)) == "1"
 
 
+def open_for(kernel: Netlink, network: NetworkConfig, cable: Cable) -> None:
+    """Have host ports of 127.0.0.1 lead to the pod, but no other address of 127.0.0.0/8."""
+    open_on(kernel, cable.host if network.datapath == "routed" else network.bridge, cable.host)
+
+
 def open_on(kernel: Netlink, through: str, host: str) -> None:
     """Have host ports of 127.0.0.1 lead to pods behind `through`: a bridge, or the pod's own link
-    `host`. To be called for every further pod of the bridge, too, before it can send much."""
+    `host`. Call this for every new pod of the bridge, too, before it can send much."""
     others = [] if through == host or is_open(through) else pod_link_names()
     try:
         for name in {host, *others}:
@@ -42,8 +48,8 @@ def open_on(kernel: Netlink, through: str, host: str) -> None:
 
 
 def repair(kernel: Netlink, bridges: Iterable[str]) -> list[str]:
-    """Add the filter where it is missing: pods of an older release, or somebody took it away. Says
-    where that was."""
+    """Add missing filters: an older release made no filters, and other programs may remove them.
+    Returns the links that lacked it."""
     opened = [name for name in bridges if is_open(name)]
     found = []
     for host in pod_link_names():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Callable, Optional, TypeVar
 
-from ..errors import NETNS_GONE, CniError
+from ..errors import BAD_ENVIRONMENT, NETNS_GONE, CniError
 
 T = TypeVar("T")
 
@@ -73,6 +73,19 @@ def opened(path: str, given: Optional[int] = None) -> Iterator[int]:
 def is_our_own(fd: int) -> bool:
     """True for the node's own namespace: a host-network pod, which is none of our business."""
     return os.path.samestat(os.stat(fd), os.stat("/proc/thread-self/ns/net"))
+
+
+@contextmanager
+def of_pod(path: str, given: Optional[int] = None) -> Iterator[int]:
+    """The same for an ADD, which must not change the node's own namespace."""
+    with opened(path, given) as fd:
+        if is_our_own(fd):
+            raise CniError(
+                BAD_ENVIRONMENT,
+                f"CNI_NETNS={path} is the node's own network namespace",
+                "a pod on the host's network needs no CNI",
+            )
+        yield fd
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who gets which address: allocate, release and collect, each in one transaction."""
+"""Allocates, releases and collects addresses, each in one transaction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Callable, NamedTuple, Union
 
+from ..database import is_unverified
 from ..errors import ADDRESS_TAKEN, INTERNAL, INVALID_CONFIG, STORE, TRY_AGAIN, CniError
 from ..model import Address, IpamConfig, Lease, LeasedAddress, Owner, Range
 from ..store import (
@@ -16,7 +17,6 @@ from ..store import (
     drop_tombstone,
     holder_of,
     insert_allocations,
-    is_unverified,
     lease_of_owner,
     leases_of_network,
     owners_buried,
@@ -35,7 +35,7 @@ OwnerLike = Union[Owner, "tuple[str, str]"]
 
 
 class Usage(NamedTuple):
-    """How full one range set of a network is, by whomever; for metrics."""
+    """How full a range set of a network is, for metrics. All networks' addresses in it count."""
 
     network: str
     set_index: int
@@ -58,16 +58,16 @@ class _Full(Exception):
 
 
 class _Lost(CniError):
-    """The store does not know what is in use: nothing can be taken from it before it does."""
+    """The store does not know which addresses are in use, so it cannot give any."""
 
 
 def _since_boot() -> float:
-    # Not the time of day: a node without a clock of its own jumps by decades when NTP answers.
+    # Not the time of day: on a node without a clock it changes by decades when NTP answers.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _reconstruct(store: Store) -> None:
-    from ..recover import recover  # rarely needed, and above us: it knows links and host ports
+    from ..recover import recover  # rarely needed, and in a higher layer
 
     recover(store)
 
@@ -83,7 +83,7 @@ class Ipam:
         clock: Callable[[], float] = _since_boot,
         recover: Callable[[Store], object] = _reconstruct,
     ) -> None:
-        """`recover` adopts into the store what is in use, after the store was lost."""
+        """`recover` writes the addresses in use into the store after a loss of the store."""
         self.store = store
         self._recover = recover
         self._below = below
@@ -96,10 +96,10 @@ class Ipam:
         pod: str,
         in_use: Callable[[Address], bool],
     ) -> Lease:
-        """One address of each range set, or what the owner has already.
+        """One address of each range set, or the addresses that the owner already has.
 
-        The addresses are reserved first, and `in_use` asks the kernel about them while nothing is
-        locked. One that turns out to be taken is held back for some minutes, and others are tried.
+        The addresses are reserved first. Then `in_use` asks the kernel about them, while nothing is
+        locked. An address that is in use is held back for some minutes, and others are tried.
         """
         if config.strategy not in STRATEGIES or not config.range_sets:
             raise CniError(INVALID_CONFIG, f"nothing to allocate from for network {owner.network}")
@@ -130,9 +130,9 @@ class Ipam:
         )
 
     def note(self, owner: Owner, pod: str, addresses: Iterable[LeasedAddress]) -> bool:
-        """Have addresses that another IPAM gave to the owner as its own here, too: they are given
-        to nobody else, until it is released. False, and nothing is noted, if somebody else holds
-        one: of whom we know, and the other IPAM does not."""
+        """Record addresses that another IPAM gave to the owner, so that no other owner gets them
+        before they are released. If another owner holds one of them here, which the other IPAM does
+        not know, nothing is recorded and the result is False."""
         given = tuple(addresses)
 
         def work(db: Db) -> bool:
@@ -146,7 +146,7 @@ class Ipam:
         return self.store.atomically(work)
 
     def release(self, owner: Owner) -> Lease | None:
-        """Free what the owner has, and nothing else; None if it has nothing."""
+        """Free the owner's addresses; None if it has none."""
 
         def work(db: Db) -> Lease | None:
             lease = lease_of_owner(db, owner)
@@ -157,7 +157,7 @@ class Ipam:
         return self.store.atomically(work)
 
     def release_buried(self, tombstones: Iterable[Tombstone]) -> None:
-        """Free what was held back for links that are gone now."""
+        """Free the addresses of tombstones whose links are deleted."""
         gone = tuple(tombstones)
 
         def work(db: Db) -> None:
@@ -177,8 +177,8 @@ class Ipam:
         return self.store.read(lambda db: leases_of_network(db, network))
 
     def collect(self, network: str, valid: Iterable[OwnerLike]) -> list[Lease]:
-        """Free what is held on the network by others than the valid; say what that was. What is
-        held back for a link is freed with the link."""
+        """Free the network's addresses whose owner is not valid, and return their leases. The
+        address of a tombstone is freed with its link."""
         keep = {(v.container_id, v.ifname) if isinstance(v, Owner) else tuple(v) for v in valid}
 
         def work(db: Db) -> list[Lease]:
@@ -196,7 +196,7 @@ class Ipam:
         return self.store.atomically(work)
 
     def usage(self, network: str) -> tuple[Usage, ...]:
-        """A row for each range set; none before the network's first allocation of this boot."""
+        """Usage of each range set; empty before the network's first allocation of this boot."""
 
         def work(db: Db) -> tuple[Usage, ...]:
             sets: dict[int, list[tuple[int, str]]] = {}
@@ -228,7 +228,7 @@ class Ipam:
     def _reserve(
         self, owner: Owner, config: IpamConfig, pod: str, wanted: Sequence[Address | None]
     ) -> tuple[Lease, bool]:
-        """The lease, and whether the owner had it before."""
+        """The lease, and whether the owner already had it."""
 
         def work(db: Db) -> tuple[Lease, bool]:
             return self._take(db, owner, config, pod, wanted)
@@ -280,11 +280,11 @@ class Ipam:
         raise _Full(position)
 
     def _ask(self, lease: Lease, in_use: Callable[[Address], bool]) -> list[Address]:
-        """Which of the addresses are taken; if any is, or nobody can tell, none stays reserved."""
+        """The addresses that are in use. If there are any, or in doubt, none stays reserved."""
         taken: list[Address] = []
 
         def withdraw(db: Db) -> None:
-            freed = _free(db, lease)  # a GC may have been quicker, and the address be another's
+            freed = _free(db, lease)  # GC may have freed the address, and another owner may have it
             for address in taken:
                 if address in freed:
                     space.hold_back(db, address.packed, self._clock() + HOLD_SECONDS)
@@ -338,8 +338,8 @@ class Ipam:
 
 
 def _claim(db: Db, pool: space.Pool, address: Address, pod: str) -> None:
-    """Make sure that just this address can be taken, or say why not. Who has it is told only to
-    pods of the same namespace: others could look for addresses of pods that are not theirs."""
+    """CniError if this address cannot be taken. It names the holder only to pods of the same
+    namespace: others could search for the addresses of foreign pods."""
     if not pool.may_hand_out(address.packed):
         raise CniError(
             INVALID_CONFIG,
@@ -364,7 +364,7 @@ def _claim(db: Db, pool: space.Pool, address: Address, pod: str) -> None:
 
 
 def _wanted_per_set(config: IpamConfig) -> list[Address | None]:
-    """The requested addresses, each at its range set."""
+    """The requested addresses by range set."""
     wanted: list[Address | None] = [None] * len(config.range_sets)
     for address in config.requested:
         places = [
@@ -390,7 +390,7 @@ def _wanted_per_set(config: IpamConfig) -> list[Address | None]:
 
 
 def _as_requested(lease: Lease, config: IpamConfig) -> Lease:
-    """A repeated ADD gets the same answer, unless it asks for something else."""
+    """A repeated ADD gets the same addresses. It is an error if it requests other ones."""
     held = [leased.address for leased in lease.addresses]
     for address in config.requested:
         if address not in held:
@@ -413,10 +413,10 @@ def _range_with(ranges: Sequence[Range], address: Address) -> Range:
 
 
 def _free(db: Db, lease: Lease) -> list[Address]:
-    """Free the lease's addresses; say which were still the owner's."""
+    """Free the lease's addresses; returns those that were still the owner's."""
     owner, freed = lease.owner, []
     for leased in lease.addresses:
-        # The owner is part of the condition: whatever happened since, nobody else's goes.
+        # The owner is part of the condition, so addresses of other owners stay.
         if db.execute(
             "DELETE FROM allocation"
             " WHERE address = ? AND network = ? AND container_id = ? AND ifname = ?",

@@ -1,18 +1,15 @@
-"""The `ipam` section: host-local's keys as they are, and ours. Every mistake at once."""
+"""Reads the `ipam` section: host-local's keys and ours. All mistakes are reported at once."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..errors import INVALID_CONFIG, CniError, shortened
+from ..errors import INVALID_CONFIG, CniError
 from ..model import Address, IpamConfig, Network, Range, Route
+from ..problems import Problem, unknown_keys
 from .pool import STRATEGIES, gateways, reserved, size, usable
 
 TYPE = "headcni-ipam"
@@ -22,56 +19,18 @@ KEYS = (
     *("strategy", "importHostLocal", "annotationNamespaces"),
 )
 ROUTE_KEYS = ("dst", "gw", "mtu", "advmss", "priority", "table", "scope")
-# How containerd and CRI-O call the pod's annotations, and the one of them that asks for addresses.
+# The key of the pod's annotations in containerd and CRI-O, and the one that requests addresses.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 IP_ANNOTATION = "headcni.dev/ip"
 
-# Bounds of what a pod's author can say, or that of a network to which pods are attached.
+# Limits for data of the author of a pod, or of a network that pods can use.
 MOST_REQUESTED = 16  # addresses, from each source
 LONGEST_REQUEST = 1024  # characters
 MOST_RANGES = 64
-LONGEST_VALUE = 120  # of a value in a message
-MISTAKES_NAMED = 16
 
-_SENT_BY_LIBCNI = (".Name", ".name")  # as its Go structs carry no JSON name for it
 
 Span = tuple[Address, Address]
 _LIST = (list, tuple)
-
-
-class Problem(NamedTuple):
-    """A mistake: where it is, what stands there, and what would be right."""
-
-    path: str
-    value: object
-    expected: str
-
-    def __str__(self) -> str:
-        path, value = (
-            shortened(self.path, LONGEST_VALUE),
-            shortened(repr(self.value), LONGEST_VALUE),
-        )
-        return f"{path} is {value}: expected {self.expected}"
-
-
-class UnknownKey(Problem):
-    """A key that nobody reads: host-local ignores it, so a runtime is warned and served."""
-
-
-def tolerated(problems: list[Problem]) -> list[Problem]:
-    """The mistakes without unknown keys, of which a warning is written."""
-    for problem in problems:
-        if isinstance(problem, UnknownKey) and not problem.path.endswith(_SENT_BY_LIBCNI):
-            path = shortened(problem.path, LONGEST_VALUE)
-            warn(f"{path} is ignored: expected {problem.expected}")
-    return [problem for problem in problems if not isinstance(problem, UnknownKey)]
-
-
-@lru_cache(maxsize=256)
-def warn(text: str) -> None:
-    """On stderr, once in a process: the daemon's journal has it once, not with every pod."""
-    with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-        print(f"level=warning msg={json.dumps(text)}", file=sys.stderr, flush=True)
 
 
 def parse_ipam(
@@ -82,9 +41,9 @@ def parse_ipam(
     cni_args: Mapping[str, str] | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> IpamConfig:
-    """The section as a value; what is wrong is added to `problems` and left out.
+    """The section as a value. Mistakes are added to `problems`, and their values are left out.
 
-    `runtime_config` and `args` are those keys of the netconf, `cni_args` is CNI_ARGS taken apart.
+    `runtime_config` and `args` are keys of the netconf. `cni_args` is CNI_ARGS as a mapping.
     """
     runtime_config = runtime_config or {}
     if not isinstance(section, Mapping):
@@ -108,8 +67,8 @@ def parse_ipam(
 
 
 def ensure_may_ask(config: IpamConfig, namespace: str) -> None:
-    """CniError if the pod has the annotation and its namespace is not among those that may. Not
-    part of `parse_ipam`: a configuration that was understood is used for many pods."""
+    """CniError if the pod has the annotation, but its namespace may not use it. `parse_ipam` cannot
+    check this, because many pods use the same parsed configuration."""
     if not config.annotated:
         return
     from fnmatch import fnmatchcase  # rarely needed
@@ -124,43 +83,8 @@ def ensure_may_ask(config: IpamConfig, namespace: str) -> None:
         )
 
 
-def as_error(problems: Sequence[Problem]) -> CniError:
-    """All the mistakes in one answer."""
-    count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-    named = "; ".join(named_mistakes(problems, str))
-    return CniError(INVALID_CONFIG, f"the configuration has {count}", named)
-
-
-def named_mistakes(problems: Sequence[Problem], in_words: Callable[[Problem], str]) -> list[str]:
-    """The first of them, and how many more there are."""
-    named = [in_words(problem) for problem in problems[:MISTAKES_NAMED]]
-    more = len(problems) - len(named)
-    return [*named, f"and {more} more"] if more else named
-
-
-def split_cni_args(text: str) -> dict[str, str]:
-    """CNI_ARGS ("IP=10.1.2.3;K8S_POD_NAME=web-0") as a mapping; what is no pair is left out."""
-    pairs = (pair.partition("=") for pair in text.split(";"))
-    return {key.strip(): value.strip() for key, sign, value in pairs if sign}
-
-
-def unknown_keys(
-    section: Mapping[str, Any], known: Sequence[str], path: str, problems: list[Problem]
-) -> None:
-    """Name each key that nobody reads, with the one that was probably meant."""
-    for key in section:
-        if key in known:
-            continue
-        import difflib  # 4 ms, and only where there is a mistake
-
-        plain = {name.lower(): name for name in known}
-        near = difflib.get_close_matches(key.lower().replace("_", ""), plain, 1)
-        hint = f"{plain[near[0]]}?" if near else f"one of {', '.join(known)}"
-        problems.append(UnknownKey(f"{path}.{key}", section[key], f"a known key: {hint}"))
-
-
 def parse_address(value: object) -> Address | None:
-    """An address as configurations have them; ::ffff:10.1.2.3 means the IPv4 one."""
+    """An address of a configuration. ::ffff:10.1.2.3 means 10.1.2.3."""
     if not isinstance(value, str) or "%" in value:
         return None
     try:
@@ -193,7 +117,7 @@ def _strategy(value: object, path: str, problems: list[Problem]) -> str:
 def _paths(section: Mapping[str, Any], path: str, problems: list[Problem]) -> None:
     for key in ("resolvConf", "dataDir"):
         value = section.get(key)
-        # host-local takes "" for "not set".
+        # For host-local, "" means "not set".
         if value not in (None, "") and not _absolute(value):
             problems.append(Problem(f"{path}.{key}", value, "an absolute path"))
     value = section.get("importHostLocal")
@@ -214,7 +138,7 @@ def _range_sets(
     exclude: Sequence[Span],
     problems: list[Problem],
 ) -> tuple[tuple[Range, ...], ...]:
-    """As host-local orders them: the runtime's, then `subnet`, then `ranges`."""
+    """In the order of host-local: the runtime's, then `subnet`, then `ranges`."""
     before = len(problems)
     path_of_theirs, theirs = "runtimeConfig.ipRanges", runtime_config.get("ipRanges")
     if _count_ranges(theirs) > MOST_RANGES:
@@ -315,9 +239,8 @@ def _ends(subnet: Network) -> Span:
 
 
 def _gateway(value: object, path: str, subnet: Network, problems: list[Problem]) -> Address | None:
-    """As given (it may lie elsewhere, as fe80::1 does), else the subnet's first host address.
-
-    A subnet of one address has no room for one.
+    """The given one, which may be outside of the subnet, as fe80::1 is. Else the subnet's first
+    host address. A subnet of one address has no gateway.
     """
     if value is None or value == "":
         return None if subnet.num_addresses == 1 else _ends(subnet)[0]
@@ -339,7 +262,7 @@ def _subnet(value: object, path: str, problems: list[Problem]) -> Network | None
 
 
 def _cidr(value: object) -> Network | None:
-    """A network, whatever bits of the address lie outside of it."""
+    """A network. The address may have bits outside of the prefix."""
     if not isinstance(value, str) or "/" not in value:
         return None
     try:
@@ -362,7 +285,7 @@ def _inside(
 
 
 def _check_apart(found: Sequence[tuple[str, tuple[Range, ...]]], problems: list[Problem]) -> None:
-    """Ranges of a set are of one family; no address is in two ranges."""
+    """The ranges of a set must have the same family, and no address may be in two ranges."""
     for where, ranges in found:
         if len({range_.subnet.version for range_ in ranges}) > 1:
             problems.append(
@@ -409,7 +332,7 @@ def _span(value: object) -> Span | None:
         return None
     if "/" in value:
         block = _cidr(value)
-        # 10.9.0.0/8 is a slip of the pen, and would exclude all of 10.0.0.0/8.
+        # 10.9.0.0/8 is probably a mistake, and would exclude all of 10.0.0.0/8.
         if block is None or block.network_address != parse_address(value.split("/")[0]):
             return None
         return block.network_address, block.broadcast_address
@@ -467,8 +390,8 @@ def _requested(
     args: Mapping[str, Any],
     problems: list[Problem],
 ) -> tuple[Address, ...]:
-    """Addresses asked for: CNI_ARGS, args.cni.ips and runtimeConfig.ips, as host-local has them,
-    and by the pod's annotation."""
+    """The requested addresses: from CNI_ARGS, args.cni.ips and runtimeConfig.ips, as host-local
+    reads them, and from the pod's annotation."""
     cni = args.get("cni")
     asked: list[tuple[str, object]] = []
     asked += _separated(cni_args.get("IP"), "CNI_ARGS.IP", problems)
@@ -487,7 +410,7 @@ def _requested(
 
 
 def _annotated(annotations: object, problems: list[Problem]) -> Iterable[tuple[str, object]]:
-    """One address, or two with a comma. It is the pod's author who reads of a mistake in it."""
+    """An address, or two with a comma. The pod's author reads the messages about mistakes."""
     if annotations is None:
         return []
     if not isinstance(annotations, Mapping):
@@ -510,7 +433,7 @@ def _patterns(value: object, path: str, problems: list[Problem]) -> tuple[str, .
 
 
 def _separated(value: object, path: str, problems: list[Problem]) -> list[tuple[str, object]]:
-    """Addresses with commas between them."""
+    """Addresses, separated by commas."""
     if value in (None, ""):
         return []
     if not isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Taking over from host-local: what its directory says is in use stays in use.
+"""Imports the addresses that host-local has leased, so that they stay leased.
 
-A directory per network, in it a file per address (the container's id, CR LF, the interface),
-`last_reserved_ip.N` per range set, and `lock`. The files are only read, so that going back to
-host-local stays possible.
+host-local has a directory for each network, with a file for each address (the container's id, CR
+LF, the interface), `last_reserved_ip.N` for each range set, and `lock`. The files are only read, so
+a node can go back to host-local.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .config import parse_address
 
 DATA_DIR = "/var/lib/cni/networks"
 LAST = "last_reserved_ip."
-# Before 0.7 host-local noted no interface; runtimes called it this, then as now.
+# Before 0.7, host-local did not record the interface. Runtimes named it this, then and now.
 INTERFACE = "eth0"
 
 
 class Imported(NamedTuple):
-    """What an import took over, and what it left to whoever had it in the store already."""
+    """The imported addresses, and those that already had another owner in the store."""
 
     leases: tuple[Lease, ...] = ()
     held_by_others: tuple[Address, ...] = ()
@@ -45,7 +45,7 @@ def import_on_request(
     section: Mapping[str, Any],
     range_sets: Sequence[tuple[Range, ...]],
 ) -> None:
-    """As `ipam.importHostLocal` says: a directory, or true for the one that host-local has."""
+    """The directory of `ipam.importHostLocal`; true means host-local's default."""
     wanted = section.get("importHostLocal")
     if not wanted:
         return
@@ -62,10 +62,10 @@ def import_host_local(
     directory: str = "",
     range_sets: Sequence[Sequence[Range]] = (),
 ) -> Imported:
-    """Take over what host-local has given out on the network; a second time changes nothing.
+    """Import host-local's leases of the network. A second import changes nothing.
 
-    All entries are taken. Some may be leaks, which host-local is known for, but none can be told
-    from a pod that runs; GC frees those that are not in the runtime's list, and so does a reboot.
+    All entries are imported. host-local is known to leak some, but they look like those of running
+    pods. GC frees those that are not in the runtime's list, and so does a reboot.
     """
     directory = directory or os.path.join(DATA_DIR, network)
     if not os.path.isdir(directory):
@@ -142,7 +142,7 @@ def _take(
     taken: list[Lease] = []
     refused: list[Address] = []
     for lease in found.leases:
-        # Those of the pool's sets first, in their order: so the lease reads like one of ours.
+        # First those of the pool's sets, in their order, so that the lease looks like ours.
         order = sorted(lease.addresses, key=lambda leased: _set_of(leased.address, range_sets))
         held = insert_allocations(db, lease.owner, "", order)
         for leased in held:
@@ -167,11 +167,11 @@ def _go_on_after(
     last: dict[int, Address],
     range_sets: Sequence[Sequence[Range]],
 ) -> None:
-    """Have each range set go on after the address that host-local gave out last."""
+    """Continue each range set after the address that host-local leased last."""
     try:
         pools = space.prepare(db, network, range_sets) if range_sets else []
     except CniError:
-        return  # the next ADD says what is wrong with the ranges; a DEL has no use for it
+        return  # the next ADD reports mistakes in the ranges; a DEL does not need them
     for set_index, address in last.items():
         for pool in pools[set_index] if set_index < len(pools) else []:
             same_family = pool.width * 8 == address.max_prefixlen

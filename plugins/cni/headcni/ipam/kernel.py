@@ -1,4 +1,4 @@
-"""Is an address in use on this node? Asked of /proc, for a plugin that has no netlink at hand."""
+"""Whether an address is in use on this node, according to /proc, for a plugin without netlink."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _CACHED_ROUTE = 0x01000000  # RTF_CACHE: a remembered path to somewhere, not a r
 
 
 def in_use(address: Address, proc_net: str = "/proc/net") -> bool:
-    """True if the host has the address itself, or a route to just this one.
+    """True if the host has the address itself, or a route to exactly this address.
 
-    Neighbour entries are not asked: they outlive a deleted pod by minutes.
+    Neighbour entries do not count: they outlive a deleted pod by minutes.
     """
     try:
         if address.version == 4:
@@ -21,7 +21,7 @@ def in_use(address: Address, proc_net: str = "/proc/net") -> bool:
 
 
 def _in_fib_trie(address: Address, path: str) -> bool:
-    """All tables: a leaf "|-- 10.0.0.7", then its prefixes "/32 host LOCAL" one a line."""
+    """Reads all tables: a leaf "|-- 10.0.0.7", then a line "/32 host LOCAL" for each prefix."""
     leaf, inside = f"|-- {address}", False
     with open(path, encoding="ascii") as file:
         for line in file:

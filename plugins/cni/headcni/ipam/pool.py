@@ -1,4 +1,4 @@
-"""Pools as data: what of a range may be handed out, and which free address comes next.
+"""Pools as data: which addresses of a range are usable, and which free address comes next.
 
 Free space is a list of intervals, so finding an address costs the same in an empty pool and in
 one with a single address left, and a /64 is no larger than a /30.
@@ -12,9 +12,9 @@ from typing import Callable, Optional, Protocol
 
 from ..model import Address, Network, Range
 
-# Both ends belong to it.
+# It includes both ends.
 Interval = tuple[int, int]
-# A number of 0 to n - 1, for n.
+# A random number from 0 to n - 1, for n.
 Below = Callable[[int], int]
 
 RANDOM_TRIES = 8
@@ -24,16 +24,16 @@ class FreeSpace(Protocol):
     """The free addresses of one range: disjoint intervals that do not touch."""
 
     def at_or_after(self, point: int) -> Interval | None:
-        """The interval with the point in it, else the next one above."""
+        """The interval that contains the point, or else the next one above it."""
 
 
 Strategy = Callable[[FreeSpace, Interval, Optional[int], Below], Optional[int]]
 
 
 def sequential(free: FreeSpace, bounds: Interval, last: int | None, _below: Below) -> int | None:
-    """The next after the one handed out last, from the start again at the end.
+    """The next free address after the last one, and after the end from the start.
 
-    An address rests as long as can be before it is used again, as with host-local.
+    So an address is reused as late as possible, as with host-local.
     """
     start = bounds[0] if last is None else last + 1
     found = free.at_or_after(start) or free.at_or_after(bounds[0])
@@ -43,17 +43,17 @@ def sequential(free: FreeSpace, bounds: Interval, last: int | None, _below: Belo
 
 
 def dense_pack(free: FreeSpace, bounds: Interval, _last: int | None, _below: Below) -> int | None:
-    """The lowest free one: what is in use stays together at the bottom."""
+    """The lowest free address, so that the addresses in use stay together at the bottom."""
     found = free.at_or_after(bounds[0])
     return found[0] if found else None
 
 
 def scattered(free: FreeSpace, bounds: Interval, _last: int | None, below: Below) -> int | None:
-    """A random one: each free address is as likely as any other while there is room.
+    """A random free address. Each is equally likely while the range has room.
 
-    Throwing darts at the range is exactly uniform and nearly always hits in a few tries. In a
-    range that is almost full it takes the first free interval above the last dart instead:
-    addresses after a long run of taken ones are then likelier, which harms nobody.
+    It tries random addresses of the range, which is exactly uniform and nearly always succeeds
+    after a few tries. In a range that is almost full it takes the first free interval above the
+    last try. Then addresses after a long run of taken ones are more likely, which does no harm.
     """
     found = None
     for _unused in range(RANDOM_TRIES):
@@ -78,7 +78,7 @@ def system_below(n: int) -> int:
 
 
 def usable(range_: Range, gateways: Iterable[Address] = ()) -> list[Interval]:
-    """What of the range may be handed out: not the gateways, nor what is excluded or reserved."""
+    """The usable addresses: without the gateways, and without excluded and reserved addresses."""
     version = range_.subnet.version
     holes = [(int(a), int(b)) for a, b in range_.exclude if a.version == version]
     points = [*gateways, *reserved(range_.subnet)]
@@ -89,10 +89,11 @@ def usable(range_: Range, gateways: Iterable[Address] = ()) -> list[Interval]:
 
 
 def reserved(subnet: Network) -> list[Address]:
-    """What no host may have: IPv4 network and broadcast, IPv6 subnet-router anycast (::0).
+    """Addresses that no host may have: IPv4 network and broadcast, IPv6 subnet-router anycast
+    (::0).
 
-    A /31 has neither (RFC 3021) nor has a /127 (RFC 6164), and a /32 or /128 is one host: all of
-    them may be used. host-local refuses such subnets; a routed data path has a use for them.
+    A /31 (RFC 3021) and a /127 (RFC 6164) have none, and a /32 or /128 is a single host. So all of
+    their addresses are usable. host-local refuses such subnets, but a routed data path needs them.
     """
     if subnet.prefixlen > subnet.max_prefixlen - 2:
         return []
@@ -102,7 +103,7 @@ def reserved(subnet: Network) -> list[Address]:
 
 
 def cut(whole: Interval, holes: Iterable[Interval]) -> list[Interval]:
-    """The interval less the holes, in order. Holes may overlap and lie outside."""
+    """The interval without the holes, in order. Holes may overlap, and may be outside."""
     left = []
     start, end = whole
     for first, last in sorted(holes):
@@ -117,7 +118,7 @@ def cut(whole: Interval, holes: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Sequence[Interval], points: Sequence[int]) -> list[Interval]:
-    """Intervals less single points, both in order: one pass, however many of either."""
+    """Intervals without single points, both in order, in one pass."""
     left = []
     place = 0
     for first, last in intervals:
@@ -142,7 +143,7 @@ def gateways(range_sets: Iterable[Iterable[Range]]) -> list[Address]:
 
 
 def describe(range_sets: Sequence[Sequence[Range]]) -> str:
-    """The same text for the same pools: a pool built from another one has to be built again."""
+    """A text that differs if the pools differ, so that they must be built again."""
     return " + ".join(", ".join(map(_describe_range, ranges)) for ranges in range_sets)
 
 

@@ -1,8 +1,8 @@
 """The pools' free space, kept as intervals in the store. Everything here runs in a transaction.
 
-Held by construction: for each range of each network, free = usable - allocated - held back, as
-the fewest intervals. Networks may share a subnet (see `_refuse_overlaps`), so an address that is
-taken or given back is taken from, or given back to, every range that has it.
+Invariant: for each range of each network, free = usable - allocated - held back, with as few
+intervals as possible. Networks may share a subnet (see `_refuse_overlaps`). So an address is taken
+from every range that has it, and returned to every such range.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE = "free"
 
 
 class Pool(NamedTuple):
-    """One range of a network; also a `FreeSpace`, by what the store says at the moment."""
+    """A range of a network. It is also a `FreeSpace`, according to the present store."""
 
     db: Db
     id: int
@@ -50,7 +50,7 @@ class Pool(NamedTuple):
 
 
 def prepare(db: Db, network: str, range_sets: RangeSets) -> list[list[Pool]]:
-    """The network's pools as configured, built from the allocations if they are not there yet."""
+    """The network's pools as configured. Missing ones are built from the allocations."""
     wanted = describe(range_sets)
     row = db.execute("SELECT ranges FROM network WHERE name = ?", (network,)).fetchone()
     if row is None or row[0] != wanted:
@@ -70,7 +70,7 @@ def prepare(db: Db, network: str, range_sets: RangeSets) -> list[list[Pool]]:
 
 
 def take(db: Db, address: bytes) -> None:
-    """Make the address no longer free, wherever it was."""
+    """Remove the address from the free addresses of all ranges."""
     for pool in _ranges_with(db, address):
         row = _at_or_after(db, FREE, pool, address)
         if row is None or row[0] > address:
@@ -88,7 +88,7 @@ def take(db: Db, address: bytes) -> None:
 
 
 def give(db: Db, address: bytes) -> None:
-    """Make the address free again in every range that may hand it out."""
+    """Make the address free again in every range in which it is usable."""
     for pool in _ranges_with(db, address):
         if not _has(db, USABLE, pool, address):
             continue
@@ -107,7 +107,7 @@ def give(db: Db, address: bytes) -> None:
 
 
 def hold_back(db: Db, address: bytes, until: float) -> None:
-    """Nobody of ours has it, but somebody does: hand it out to nobody for a while."""
+    """Hold back an address for a while that is in use, but has no owner in the store."""
     take(db, address)
     db.execute("INSERT OR REPLACE INTO conflict VALUES (?, ?)", (address, until))
 
@@ -118,7 +118,7 @@ def end_hold(db: Db, address: bytes) -> None:
 
 
 def end_holds(db: Db, now: float) -> None:
-    """Let addresses whose time is over be handed out again."""
+    """Free the addresses that were held back long enough."""
     for (address,) in db.execute(
         "SELECT address FROM conflict WHERE until <= ?", (now,)
     ).fetchall():
@@ -126,7 +126,7 @@ def end_holds(db: Db, now: float) -> None:
 
 
 def count_within(db: Db, intervals: Iterable[Interval], width: int) -> tuple[int, int]:
-    """How many addresses in the intervals are allocated, and how many held back."""
+    """The number of allocated addresses in the intervals, and the number of those held back."""
     allocated = held_back = 0
     for first, last in intervals:
         ends = (first.to_bytes(width, "big"), last.to_bytes(width, "big"), width)
@@ -146,7 +146,7 @@ def width_of(range_: Range) -> int:
 
 
 def _build(db: Db, network: str, range_sets: RangeSets) -> None:
-    """Put the network's pools in the store anew; each range goes on where it was, if it can."""
+    """Write the network's pools again. Each range keeps its cursor if possible."""
     cursors = {
         (set_index, range_index): cursor
         for set_index, range_index, cursor in db.execute(
@@ -190,21 +190,21 @@ def _build(db: Db, network: str, range_sets: RangeSets) -> None:
 
 
 def drop(db: Db, network: str) -> None:
-    """Forget a network's pools (not what is allocated from them)."""
+    """Forget a network's pools, but not the allocations from them."""
     db.execute("DELETE FROM span WHERE pool IN (SELECT id FROM pool WHERE network = ?)", (network,))
     db.execute("DELETE FROM pool WHERE network = ?", (network,))
     db.execute("DELETE FROM network WHERE name = ?", (network,))
 
 
 def _refuse_overlaps(db: Db, network: str, range_sets: RangeSets) -> None:
-    """Two networks with the same subnet share it; with subnets that only overlap, one is wrong.
+    """Two networks may share a subnet. Subnets that differ and overlap are a mistake.
 
-    A node has one routing table, and an address in it one meaning: that is why no address is
-    ever given out twice here, whatever the network. The same subnet under two names is a network
-    that was renamed while pods run, or two plugins on one bridge, and works. Subnets that differ
-    and overlap are routed to two places, and pods would be cut off at random. Networks that never
-    meet in the host's routes (VLANs, say) may have a store each, and with it each a space
-    of its own. What nobody holds an address of no longer counts: it is a leftover.
+    A node has one routing table, in which an address has one meaning. So no address is leased
+    twice, even on different networks. The same subnet under two names works: it is a network that
+    was renamed while pods run, or two plugins on one bridge. Subnets that differ and overlap are
+    routed to two places, and pods would lose their connection at random. Networks that do not meet
+    in the host's routes, such as VLANs, may each have a store of their own. A network without any
+    leased address is a leftover, and does not count.
     """
     subnets = {range_.subnet for ranges in range_sets for range_ in ranges}
     for other, text in db.execute(
@@ -230,7 +230,7 @@ def _refuse_overlaps(db: Db, network: str, range_sets: RangeSets) -> None:
 
 
 def _ranges_with(db: Db, address: bytes) -> list[int]:
-    # A node has a handful of ranges: reading them all is one page.
+    # A node has few ranges, so reading all of them is cheap.
     return [
         row[0]
         for row in db.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import List
 
-from ..ipam.config import Problem
+from ..problems import Problem
 from ..tailnet_access import RANGES, allows
 from .sections import DaemonConfig
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, Dict, List, Tuple
 
-from ..config import error, render
 from ..errors import IO_FAILURE, CniError
-from ..ipam.config import Problem, unknown_keys
+from ..problems import Problem, error, render, unknown_keys
 from .changes import changes
 from .checks import check_together
 from .keys import as_dict, fields_of, file_name, shown

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Tuple, Union
 
-from ..call import is_interface_name
 from ..ipam.pool import STRATEGIES
 from ..model import Network, PortRange
 from ..shared import bearer_token
 from ..shared.modes import LINKS, MODES, socket_of
 from ..shared.podcidr import parse_pod_cidrs
+from ..skel import is_interface_name
 from ..tailnet_access import ALL as WHOLE_TAILNET
 from . import kinds
 from .keys import key, section

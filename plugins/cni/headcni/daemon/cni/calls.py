@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Optional
 
-from ...call import pod_ref
 from ...datapath.netlink import Netlink
-from ...exec import MAX_NESTING, NESTING, steps
+from ...exec import MAX_NESTING
 from ...shim import HANDED_BACK, LIMIT
+from ...skel import NESTING, pod_ref, steps
 from . import protocol
 
 MAX_CALLS = 256  # begun or waiting; the shim of a call beyond the limit runs it itself

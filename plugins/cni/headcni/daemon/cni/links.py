@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Callable
 
-from ... import buried
+from ... import deferred
 from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...store import Store
@@ -70,7 +70,7 @@ class LinkRemover:
     def _finish(self, folder: str) -> bool:
         try:
             with self._store(folder) as store, Netlink() as kernel:
-                buried.finish(store, kernel)
+                deferred.finish(store, kernel)
         except (CniError, OSError) as problem:
             if str(problem) != self._said:
                 self._said = str(problem)

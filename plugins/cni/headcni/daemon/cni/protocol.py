@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
+from ...errors import CniError
 from ...shim import HEADER, IPAM, LIMIT, LOOPBACK, MAGIC, PROGRAM
 
 
@@ -73,9 +74,8 @@ def answer(exit_code: int, output: bytes) -> bytes:
 class Report:
     """The outcome of a call that was handed back to its shim."""
 
-    code: int
-    output: bytes
-    phases: Mapping[str, float]
+    error: Optional[CniError]
+    phases: dict[str, float]
 
 
 def report(received: bytearray) -> Optional[Report]:
@@ -85,6 +85,10 @@ def report(received: bytearray) -> Optional[Report]:
             return None
         said = json.loads(received[HEADER:])
         phases = {str(name): float(seconds) for name, seconds in said["phases"].items()}
-        return Report(int(said["code"]), str(said["output"]).encode(), phases)
+        error = None
+        if said["code"]:
+            told = json.loads(said["output"])
+            error = CniError(int(said["code"]), str(told["msg"]), str(told.get("details", "")))
+        return Report(error, phases)
     except (Malformed, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -21,15 +21,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
-from ... import __version__, config, loopback, verbs
-from ...call import Call
-from ...errors import STORE, CniError
+from ... import __version__, config, skel
+from ...errors import CniError
 from ...exec import LeftToCaller, plugins_left_to_caller
-from ...ipam import plugin as ipam
-from ...ipam.allocate import Ipam
+from ...plugins import headcni_ipam, loopback
+from ...plugins.headcni import plugin as headcni
+from ...plugins.headcni.node import Node
 from ...recover import recover
 from ...shim import NETNS, SOCKET
-from ...store import DATA_DIR, Attachment, Store
+from ...skel import Call, Outcome
+from ...store import DATA_DIR, Attachment
 from . import protocol
 from .calls import Calls, PendingCall, Worker, close
 from .links import LinkRemover
@@ -41,7 +42,7 @@ class Served(NamedTuple):
     """A call that was answered. The first of the phases is "wait", the wait for a thread."""
 
     verb: str
-    outcome: verbs.Outcome
+    outcome: Outcome
     seconds: float  # of the verb
     response: float  # from the complete request to its answer
     phases: Mapping[str, float]
@@ -121,7 +122,7 @@ class CniServer:
                 raise protocol.Malformed(f"it is of release {request.release}, not {self.version}")
             if request.netns != self._home:
                 raise protocol.Malformed("its caller is in another network namespace")
-            if request.is_ipam and ipam.means_its_own_folder(request.stdin):
+            if request.is_ipam and headcni_ipam.means_its_own_folder(request.stdin):
                 raise protocol.Malformed("its dataDir means something only to its caller")
         except protocol.Malformed as problem:
             self._log(f'msg="a call was left to its shim" reason="{problem}"')
@@ -148,51 +149,61 @@ class CniServer:
             # stopping, a shim that cannot connect runs the DEL itself.
             self._run(call, {**call.request.env, "CNI_COMMAND": "DEL"}, worker)
 
-    def _run(
-        self, call: PendingCall, env: Mapping[str, str], worker: Worker
-    ) -> Optional[verbs.Outcome]:
+    def _run(self, call: PendingCall, env: Mapping[str, str], worker: Worker) -> Optional[Outcome]:
         """The outcome; None if the shim was to run the call and did not report."""
-        buried: list[str] = []
+        to_clean = list[str]()  # the folders of stores that have links to delete
         began = time.monotonic()
-        verb = env.get("CNI_COMMAND", "")
+        verb, stdin = env.get("CNI_COMMAND", ""), call.request.stdin
         if call.request.is_ipam:
             verb = f"IPAM-{verb}"
-            outcome = verbs.Outcome(*ipam.outcome(env, call.request.stdin, self._opened))
+            outcome = headcni_ipam.run(env, stdin, self._stores.using)
         elif call.request.is_loopback:
             verb = f"LOOPBACK-{verb}"
-            outcome = verbs.Outcome(*loopback.run(env, call.request.stdin, call.netns_fd))
+            outcome = skel.run(loopback.PLUGIN, env, stdin, call.netns_fd)
         else:
-            opener = self._opener(worker, buried.append)
-            try:
-                with plugins_left_to_caller():
-                    outcome = verbs.run(env, call.request.stdin, call.netns_fd, opener)
-            except LeftToCaller:
-                reported = self._hand_back(call)
-                if reported is None:
-                    return None
-                outcome = reported
+            served = self._run_headcni(call, env, worker, to_clean)
+            if served is None:
+                return None
+            outcome = served
         took = time.monotonic() - began
         with suppress(OSError):  # the shim has ended, or has answered by itself
             call.answer(outcome.exit_code, outcome.output)
         if outcome.unrecorded and outcome.network:
-            buried.append(outcome.network.data_dir)
-        for data_dir in buried:
+            to_clean.append(outcome.network.data_dir)
+        for data_dir in to_clean:
             self._links.wake(data_dir)
         response = time.monotonic() - call.arrived
         phases = {"wait": began - call.arrived, **outcome.phases}
         self._report(Served(verb, outcome, took, response, phases))
         return outcome
 
-    def _hand_back(self, call: PendingCall) -> Optional[verbs.Outcome]:
+    def _run_headcni(
+        self, call: PendingCall, env: Mapping[str, str], worker: Worker, to_clean: list[str]
+    ) -> Optional[Outcome]:
+        @contextmanager
+        def open_node(data_dir: str) -> Iterator[Node]:
+            with self._stores.using(data_dir) as store:
+                yield Node(store, worker.kernel, lambda: to_clean.append(data_dir))
+
+        try:
+            with plugins_left_to_caller():
+                outcome = headcni.run(env, call.request.stdin, call.netns_fd, open_node)
+        except LeftToCaller:
+            return self._hand_back(call)
+        if outcome.code or outcome.unrecorded:
+            worker.renew()  # a new process would start with a new socket, too
+        return outcome
+
+    def _hand_back(self, call: PendingCall) -> Optional[Outcome]:
         """Let the shim run the call, and wait until it has: the next call for the same container
         must not begin earlier. None if the shim did not report the outcome."""
         env, stdin = call.request.env, call.request.stdin
         network = config.parse(stdin, env, forgiving=env.get("CNI_COMMAND") == "DEL")
         asked = Call.of(env)
-        owner = verbs.owner_of(network, asked)
+        owner = asked.owner(network.name)
 
         def attachment() -> Optional[Attachment]:
-            with suppress(CniError), self._opened(network.data_dir) as store:
+            with suppress(CniError), self._stores.using(network.data_dir) as store:
                 return store.attachment(owner) if owner.container_id else None
             return None
 
@@ -202,14 +213,11 @@ class CniServer:
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()
-        return verbs.Outcome(
-            report.code,
-            report.output,
-            network,
-            asked.pod,
-            report.phases,
-            None if report.code else known,
-        )
+        outcome = Outcome()
+        outcome.pod, outcome.network = asked.pod, network
+        outcome.error, outcome.phases = report.error, report.phases
+        outcome.attachment = known if report.error is None else None
+        return outcome
 
     def _report(self, served: Served) -> None:
         if self._on_call is None:
@@ -218,31 +226,6 @@ class CniServer:
             self._on_call(served)
         except Exception as problem:  # whatever it is, the pod has its network already
             self._log(f'msg="on_call failed" error="{type(problem).__name__}: {problem}"')
-
-    def _opener(self, worker: Worker, bury: Callable[[str], None]) -> verbs.Opener:
-        @contextmanager
-        def warm(data_dir: str) -> Iterator[verbs.Node]:
-            try:
-                with self._opened(data_dir) as store:
-                    yield verbs.Node(store, Ipam(store), worker.kernel, lambda: bury(data_dir))
-            except Exception:  # a new process would start fresh, so we do too
-                worker.renew()
-                raise
-
-        return warm
-
-    @contextmanager
-    def _opened(self, data_dir: str) -> Iterator[Store]:
-        """The store, kept open between calls. After a failure that may be its own, it is opened
-        again."""
-        try:
-            with self._stores.using(data_dir) as store:
-                yield store
-        except Exception as problem:
-            if not isinstance(problem, CniError) or problem.code == STORE:
-                self._stores.drop(data_dir)
-                self._links.wake(data_dir)  # it tries until everything is recorded
-            raise
 
 
 def _shown(served: Served) -> None:

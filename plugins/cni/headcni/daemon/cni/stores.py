@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ...errors import STORE, CniError
 from ...store import Store
 
 STORES_KEPT = 8
@@ -20,13 +21,15 @@ class OpenStores:
     """
 
     def __init__(self) -> None:
-        self.opened: Callable[[str], None] = lambda _unused: None  # called with each folder
+        # Called with the folder of each store that was opened, or that has failed.
+        self.opened: Callable[[str], None] = lambda _unused: None
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
         self._users: dict[Store, int] = {}
 
     @contextmanager
     def using(self, data_dir: str) -> Iterator[Store]:
+        """The store of a folder. It stays open afterwards, unless it fails."""
         with self._lock:
             store = self._open.get(data_dir)
             if store is None:
@@ -38,6 +41,12 @@ class OpenStores:
             self._users[store] = self._users.get(store, 0) + 1
         try:
             yield store
+        except Exception as problem:
+            # The store may be the cause: open it again. LinkRemover retries until it is usable.
+            if not isinstance(problem, CniError) or problem.code == STORE:
+                self.drop(data_dir)
+                self.opened(data_dir)
+            raise
         finally:
             with self._lock:
                 self._users[store] -= 1

@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Callable, Optional
 
-from ... import repair, verbs
-from ...datapath.netlink import Netlink
+from ... import repair
 from ...errors import CniError
-from ...ipam.allocate import Ipam
 from ...log import Log
 from ...model import Network, Owner, PodRef
+from ...plugins.headcni.node import Node, of_store
 from ...store import Attachment, Store
 from .client import KubeClient
 from .errors import DENIED, KubeError
@@ -181,15 +179,15 @@ class PodNetworks:
         return pod is None or pod.ended or bool(ref.uid and ref.uid not in pod.runs_as)
 
     def _undo(self, attachment: Attachment) -> None:
-        repair.release(attachment, self._opened, self._cni_path)
+        repair.release(attachment, self._store(), self._cni_path)
 
     def _look_after(
         self, running: list[Pod], networks: dict[str, list[Attachment]]
     ) -> tuple[int, int]:
         """Repair broken networks. Returns how many were repaired, and how many could not be."""
         repaired = missing = 0
-        with self._opened() as node:
-            host = repair.look(node.kernel)
+        with of_store(self._store()) as node:
+            host = repair.Reader(node.kernel)
             for pod in running:
                 alive = [
                     network
@@ -219,9 +217,7 @@ class PodNetworks:
                         missing += done == MISSING
         return repaired, missing
 
-    def _differences(
-        self, node: verbs.Node, host: repair.Host, attachment: Attachment
-    ) -> list[str]:
+    def _differences(self, node: Node, host: repair.Reader, attachment: Attachment) -> list[str]:
         return repair.differences(node, host, repair.network_of(attachment), attachment)
 
     def _has_lasted(self, uid: str, seconds: float) -> bool:
@@ -232,9 +228,7 @@ class PodNetworks:
         self._look_again(uid, since + seconds - now + 0.1)
         return False
 
-    def _repair(
-        self, node: verbs.Node, pod: Pod, attachment: Attachment, differing: list[str]
-    ) -> str:
+    def _repair(self, node: Node, pod: Pod, attachment: Attachment, differing: list[str]) -> str:
         if node.store.attachment(attachment.owner) is None:
             return ""  # a DEL came first
         problem = ""
@@ -243,7 +237,7 @@ class PodNetworks:
             if node.store.attachment(attachment.owner) is None:  # a DEL came in between
                 self._undo(attachment)
                 return ""
-            left = self._differences(node, repair.look(node.kernel), attachment)
+            left = self._differences(node, repair.Reader(node.kernel), attachment)
             problem = "; ".join(left)
         except CniError as failure:
             problem = f"{'; '.join(differing)}; it cannot be mended: {failure}"
@@ -270,14 +264,6 @@ class PodNetworks:
             for cidr in self._own
             if (":" in ip) == (cidr.version == 6)
         )
-
-    @contextmanager
-    def _opened(self, _data_dir: str = "") -> Iterator[verbs.Node]:
-        """Always the store that the attachments came from, whatever data_dir their configuration
-        has."""
-        store = self._store()
-        with Netlink() as kernel:
-            yield verbs.Node(store, Ipam(store), kernel)
 
     def _say(self, kind: str, attachment: Optional[Attachment], pod: PodRef, message: str) -> None:
         write = log.info if kind == REPAIRED else log.warn

@@ -1,0 +1,1 @@
+"""The CNI plugins, each with its verbs."""

@@ -1,0 +1,1 @@
+"""headcni: the main plugin, which sets up the network of a pod."""
