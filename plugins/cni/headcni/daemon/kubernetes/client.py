@@ -1,5 +1,5 @@
-"""A client for Kubernetes' API server: lists and watches of this node's pods, single pods, and an
-annotation of namespaces.
+"""A client for Kubernetes' API server: lists and watches of this node's pods, single pods, an
+annotation of namespaces, and all objects of a kind.
 
 It covers only what the daemon needs, on the standard library. The only thing it creates is a new
 token for its own account. Every exchange ends: by its time limit, by its size limit, or because
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from ...exchange import Connection, Exchange, Exchanges
@@ -81,6 +81,18 @@ class Selector:
         if self.labels:
             asked["labelSelector"] = self.labels
         return asked
+
+
+class Resource(NamedTuple):
+    """All objects of a kind, in all namespaces."""
+
+    path: str
+    kind: str
+    page: int  # objects in an answer: a whole page is in memory at once
+    most: int
+
+    def __str__(self) -> str:
+        return self.path.rpartition("/")[2]
 
 
 class KubeClient:
@@ -186,6 +198,26 @@ class KubeClient:
             return NamespaceChange(new_version, name, None if kind == DELETED else text)
 
         return self._watch(_NAMESPACES, {}, version, change)
+
+    def pages(self, resource: Resource) -> Iterator[tuple[list[Any], str]]:
+        """All objects of a kind in parts, each with the version of the whole list."""
+        count, query = 0, {"limit": str(resource.page)}
+        while True:
+            answer = self._get(str(resource), resource.path, query)
+            items, version, meta = read_items(answer, f"{resource.kind}List")
+            count += len(items)
+            if count > resource.most:
+                raise not_understood(f"there are more than {resource.most} {resource}")
+            yield items, version
+            if not meta.get("continue"):
+                return
+            query["continue"] = str(meta["continue"])
+
+    def watch_all(
+        self, resource: Resource, version: str
+    ) -> AbstractContextManager[Iterator[tuple[str, str, Mapping[str, Any]]]]:
+        """The events since a version: type, version and object."""
+        return self._watch(resource.path, {}, version, read_event)
 
     @contextmanager
     def _watch(
@@ -356,6 +388,11 @@ class KubeClient:
 def _lacks(asked: str) -> str:
     if asked.startswith("POST "):
         return "it needs create on serviceaccounts/token of its own account: run site.yml"
+    if "/networkpolicies" in asked:
+        return (
+            "it needs list and watch on networkpolicies: set headcni_node_network_policy and run "
+            "site.yml"
+        )
     return (
         "it needs list, watch and get on pods, get on nodes, and list and watch on namespaces: "
         "run site.yml"
