@@ -35,7 +35,7 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {
         "config": (
             *("config", "settings", "call", "result", "subnet_env", "runtime_config"),
-            *("ipam.config", "ipam.pool", "tailnet_access", "port_ranges", "shim"),
+            *("ipam.config", "ipam.pool", "tailnet_access", "port_ranges", "shim", "pod_labels"),
         ),
     },
     {
