@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 from .. import unrecorded
@@ -92,12 +93,13 @@ class Firewalls:
         on_pass: Callable[[float, bool, int], None],
         tailscale: Optional[TailscaleRules] = None,
         limit: Callable[[], object] = lambda: None,
+        policies: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """`on_pass` gets the duration of a pass, whether it succeeded, and the number of
         repairs. `limit` makes sure that the store has the limits on what pods may reach of the
-        tailnet."""
+        tailnet. `policies` repairs the rules for network policies, and says what it repaired."""
         self._store, self._traffic, self._on_pass = store, traffic, on_pass
-        self._limit = limit
+        self._limit, self._policies = limit, policies
         self._manage = manage
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
@@ -163,6 +165,10 @@ class Firewalls:
             self._limit()
             if firewall.repair(self._store(), deleted):
                 repaired.append("the nft table inet headcni")
+        except (CniError, OSError) as problem:
+            problems.append(str(problem))
+        try:
+            repaired += self._policies()
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:

@@ -1,0 +1,107 @@
+"""``headcnictl policy``: the network policies of this node's pods, and who reaches whom by them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Dict, List
+
+from ..errors import CniError
+from ..settings import control_path
+from . import node
+from .daemon_client import asked
+from .main import NO, OK, CannotTell, show
+
+PROTOCOLS = ("tcp", "udp", "sctp")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="explain SRC DST PORT[/PROTOCOL]",
+        help="whether SRC reaches DST: each is a pod as namespace/name, or an address; the "
+        "protocol is tcp (default), udp or sctp. Without it, list this node's pods and their "
+        "policies",
+    )
+    node.with_config(parser)
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    words = list(args.words)
+    if not words:
+        return _list(args, _ask(args, "policy"))
+    if words[0] != "explain" or len(words) != 4:
+        args.refuse(f"{' '.join(words)[:80]!r}: expected explain SRC DST PORT[/PROTOCOL]")
+    _unused, source, destination, given = words
+    port = _port(given)
+    if not port:
+        protocols = ", ".join(PROTOCOLS)
+        args.refuse(
+            f"{given[:80]!r}: expected a port from 1 to 65535, or PORT/PROTOCOL: {protocols}"
+        )
+    answer = _ask(args, f"policy explain {source} {destination} {port}")
+    show(answer if args.json else "\n".join(answer["lines"]), args.json)
+    return OK if answer["allowed"] else NO
+
+
+def _port(text: str) -> str:
+    """With its protocol; empty if it is none."""
+    number, sign, protocol = text.partition("/")
+    protocol = protocol.lower() if sign else "tcp"
+    if not number.isdecimal() or not 0 < int(number[:9]) < 65536 or protocol not in PROTOCOLS:
+        return ""
+    return f"{int(number)}/{protocol}"
+
+
+def _ask(args: argparse.Namespace, question: str) -> Dict[str, Any]:
+    path = control_path(node.load(args))
+    try:
+        with asked(question, path) as answers:
+            answer = next(answers, None)
+    except CniError as problem:
+        raise CannotTell(str(problem)) from None
+    if answer is None:
+        raise CannotTell("headcni-daemon ended while it was asked")
+    return answer
+
+
+def _list(args: argparse.Namespace, answer: Dict[str, Any]) -> int:
+    show(answer if args.json else _in_words(answer), args.json)
+    return NO if answer["problems"] else OK
+
+
+def _in_words(answer: Dict[str, Any]) -> str:
+    since = "not in force yet"
+    if answer["since"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer["since"]))
+        since = f"in force since {when}"
+    lines = [f"{answer['policies']} network policies from {answer['source']}, {since}"]
+    rows = [
+        (
+            f"{pod['namespace']}/{pod['pod']}",
+            ",".join(pod["addresses"]),
+            _policies(pod, "ingress", answer["unknown"]),
+            _policies(pod, "egress", answer["unknown"]),
+        )
+        for pod in sorted(answer["pods"], key=lambda pod: (pod["namespace"], pod["pod"]))
+    ]
+    lines.append(node.table(rows, ("POD", "ADDRESSES", "INGRESS", "EGRESS")))
+    if answer["denied"]:
+        denied = [
+            (f"{entry['namespace']}/{entry['policy']}", entry["direction"], str(entry["packets"]))
+            for entry in answer["denied"]
+        ]
+        lines += ["denied packets:", node.table(denied, ("POLICY", "DIRECTION", "PACKETS"))]
+        if answer["more_denied"]:
+            lines.append(f"and {answer['more_denied']} more")
+    lines += [f"WARNING: {problem}" for problem in answer["problems"]]
+    return "\n".join(lines)
+
+
+def _policies(pod: Dict[str, Any], direction: str, unknown: str) -> str:
+    if not pod["known"]:
+        return f"not known: {unknown}"
+    names: List[str] = pod[direction]
+    return ",".join(names) or "open"
