@@ -141,7 +141,7 @@ class Pod(NamedTuple):
             meta, spec, status = read.metadata(), read.section("spec"), read.section("status")
             notes = meta.section("annotations").values
             host_network = spec.flag("hostNetwork")
-            pod = cls(
+            return cls(
                 namespace=intern(meta.name("namespace")),
                 name=meta.name("name"),
                 uid=meta.text("uid", required=False),
@@ -153,7 +153,6 @@ class Pod(NamedTuple):
                 phase=intern(status.text("phase", required=False)),
                 runs_as=tuple(str(notes[key])[:LONGEST_TEXT] for key in _STATIC if notes.get(key)),
             )
-        return pod
 
 
 class Block(NamedTuple):
@@ -237,14 +236,13 @@ class Policy(NamedTuple):
             types = _types(spec)
             if types is None:
                 types = (INGRESS, EGRESS) if egress else (INGRESS,)
-            policy = cls(
+            return cls(
                 namespace=intern(meta.name("namespace", default_namespace)),
                 name=meta.name("name"),
                 pods=spec.selector("podSelector"),
                 ingress=ingress if INGRESS in types else None,
                 egress=egress if EGRESS in types else None,
             )
-        return policy
 
 
 class World(NamedTuple):
@@ -319,7 +317,7 @@ class _Section:
 
     def flag(self, key: str) -> bool:
         value = self.values.get(key)
-        if value not in (None, True, False) or isinstance(value, int) and value not in (0, 1):
+        if value is not None and not isinstance(value, bool):
             self.wrong(key, value, "true or false")
         return value is True
 
@@ -350,10 +348,9 @@ class _Section:
             return {}
         pairs = {}
         for name, text in value.items():
-            if isinstance(name, str) and isinstance(text, str):
-                if max(len(name), len(text)) <= LONGEST_TEXT:
-                    pairs[intern(name)] = intern(text)
-                    continue
+            if _is_text(name) and _is_text(text):
+                pairs[intern(name)] = intern(text)
+                continue
             self.wrong(f"{key}.{name}", text, f"a text of at most {LONGEST_TEXT} characters")
         return pairs
 
@@ -475,6 +472,10 @@ def _container_ports(spec: _Section) -> Tuple[ContainerPort, ...]:
                 continue
             found.append(ContainerPort(intern(name), int(str(number)), _protocol(port)))
     return tuple(found)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
 def _is_port(value: object) -> bool:
