@@ -102,7 +102,6 @@ class Daemon:
             self._firewalls_passed,
             TailscaleRules(self.api) if config.tailscale.mode == "host" else None,
             self.tailnet.ensure,
-            self.policies.repair if self.policies is not None else tuple,
         )
         self.conditions.fixed["firewall"] = self.firewalls.held_back
         self.monitor: Optional[Monitor] = None
@@ -187,6 +186,8 @@ class Daemon:
         if self.pods is not None:
             self.pods.every(self._pods_interval)
         self.firewalls.every(self.config.daemon.reconcile_interval)
+        if self.policies is not None:
+            self.policies.enforcer.every(self.config.daemon.reconcile_interval)
 
     @property
     def _pods_interval(self) -> float:

@@ -10,7 +10,6 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from typing import Callable, Optional
 
 from .. import unrecorded
@@ -93,13 +92,12 @@ class Firewalls:
         on_pass: Callable[[float, bool, int], None],
         tailscale: Optional[TailscaleRules] = None,
         limit: Callable[[], object] = lambda: None,
-        policies: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """`on_pass` gets the duration of a pass, whether it succeeded, and the number of
         repairs. `limit` makes sure that the store has the limits on what pods may reach of the
-        tailnet. `policies` repairs the rules for network policies, and says what it repaired."""
+        tailnet."""
         self._store, self._traffic, self._on_pass = store, traffic, on_pass
-        self._limit, self._policies = limit, policies
+        self._limit = limit
         self._manage = manage
         self._others = Cooperation(manage)
         self._tailscale = tailscale if manage else None
@@ -165,10 +163,6 @@ class Firewalls:
             self._limit()
             if firewall.repair(self._store(), deleted):
                 repaired.append("the nft table inet headcni")
-        except (CniError, OSError) as problem:
-            problems.append(str(problem))
-        try:
-            repaired += self._policies()
         except (CniError, OSError) as problem:
             problems.append(str(problem))
         try:

@@ -40,6 +40,7 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
             for firewall in daemon.firewalls.found
         ],
         "tailnet_access": daemon.tailnet.status(),
+        "policies": daemon.policies.status() if daemon.policies is not None else None,
         "alarms": [alarm._asdict() for alarm in daemon.conditions.report.alarms],
         "warnings": [warning._asdict() for warning in warnings_of(daemon)],
         "kubernetes_token_expires": daemon.token.expires if daemon.token is not None else 0.0,
@@ -54,6 +55,11 @@ def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
     if daemon.token is not None and (said := daemon.token.trouble()):
         found.append(claims.Alarm("kubernetes-token", "", (), said))
     found += [claims.Alarm("tailnet-access", "", (), limit) for limit in _doubtful_limits(daemon)]
+    if daemon.policies is not None:
+        found += [
+            claims.Alarm("network-policy", "", (), warning)
+            for warning in daemon.policies.warnings()
+        ]
     return found
 
 

@@ -27,6 +27,7 @@ from ...errors import STORE, CniError
 from ...exec import LeftToCaller, plugins_left_to_caller
 from ...ipam import plugin as ipam
 from ...ipam.allocate import Ipam
+from ...policy import admission
 from ...recover import recover
 from ...shim import NETNS, SOCKET
 from ...store import DATA_DIR, Attachment, Store
@@ -197,8 +198,11 @@ class CniServer:
             return None
 
         before = attachment()
+        if env.get("CNI_COMMAND") == "ADD":
+            admission.expect(network, owner)
         with self._calls.left_to_its_shim(call):
             report = call.hand_back()
+        admission.settle()
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()

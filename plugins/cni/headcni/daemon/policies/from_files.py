@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from ipaddress import ip_interface
 from typing import Callable, Dict, Tuple
 
 from ...errors import CniError
 from ...log import Log
 from ...periodic import Periodic
+from ...policy.bindings import of_attachment
 from ...policy.objects import Key, Labels, Pod
 from ...store import Attachment, Store
 from . import files
@@ -86,21 +86,19 @@ def pods_of(
 ) -> Dict[Key, Pod]:
     """Pods of this node with their labels, and pods of other nodes as the files describe them."""
     found = dict(declared.pods)
-    for attachment in attachments:  # of a pod with several networks, each adds its addresses
-        key = attachment.pod.namespace, attachment.pod.name
-        if not all(key):
-            continue  # no policy can select it
+    for attachment in attachments:
+        binding = of_attachment(attachment)
+        if binding is None:
+            continue
+        key, addresses = binding.key, binding.addresses
         described = declared.pods.get(key)
         before = found.get(key)
-        addresses = tuple(
-            ip_interface(ip["address"]).ip for ip in attachment.result.get("ips") or ()
-        )
         if before is not None and before is not described:
-            addresses = before.addresses + addresses
+            addresses = before.addresses + addresses  # of another network
         found[key] = Pod(
             namespace=key[0],
             name=key[1],
-            uid=attachment.pod.uid,
+            uid=binding.ref.uid,
             labels=_labels(key, attachment, declared),
             addresses=addresses,
             ports=described.ports if described is not None else (),

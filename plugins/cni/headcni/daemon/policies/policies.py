@@ -49,19 +49,33 @@ class Policies:
     ) -> None:
         self.enforcer, self.feed, self.source = enforcer, feed, source
         self._settings = settings
+        self._refused = "they have not been started yet"
 
     def start(self) -> None:
-        self.enforcer.start()
+        """A node whose kernel refuses the table keeps its daemon, which is then not ready: its
+        routes are needed all the same, and ADD fails by itself."""
+        try:
+            self.enforcer.start()
+        except (CniError, OSError) as problem:
+            self._refused = str(problem)
+            log.error("network policies cannot be enforced", problem=problem)
+            return
+        self._refused = ""
         self.feed.start()
         self.source.start()
 
     def stop(self) -> None:
-        self.source.stop()
-        self.feed.stop()
-        self.enforcer.stop()
+        if not self._refused:
+            self.source.stop()
+            self.feed.stop()
+            self.enforcer.stop()
 
     def is_alive(self) -> bool:
-        return self.feed.is_alive() and self.source.is_alive()
+        """What was never started is reported by held_back(); a restart alone would not help it."""
+        if self._refused:
+            return True
+        parts = (self.enforcer, self.feed, self.source)
+        return all(part.is_alive() for part in parts)
 
     def configure(self) -> None:
         """Apply settings that have changed."""
@@ -70,12 +84,10 @@ class Policies:
         except (CniError, OSError) as problem:
             log.error("the rules for network policies stay as they were", problem=problem)
 
-    def repair(self) -> Sequence[str]:
-        """For the pass over the nft tables."""
-        return [f"network policies: {line}" for line in self.enforcer.repair()]
-
     def held_back(self) -> str:
         """For /ready: why the kernel may not have the current rules."""
+        if self._refused:
+            return f"network policies are not enforced: {self._refused}"
         problem = self.enforcer.report().problem
         return f"the rules for network policies are not up to date: {problem}" if problem else ""
 

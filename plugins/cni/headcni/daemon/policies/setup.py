@@ -26,7 +26,7 @@ def make(
         network = config().network
         return Settings(network.unknown_policy, network.log_denied)
 
-    enforcer = Enforcer(store, *settings())
+    enforcer = Enforcer(store, *settings(), config().daemon.reconcile_interval)
     feed = Feed(enforcer, metrics.policies_applied)
     source: Source
     if has_api_server:
