@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from . import buried, chain, config, result, unrecorded
 from .call import Call
-from .datapath import blocked, firewall, guard, link, netns
+from .datapath import blocked, firewall, guard, link, netns, nft
 from .datapath.netlink import Netlink
 from .errors import (
     ADDRESS_TAKEN,
@@ -226,6 +226,11 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             addresses = given.addresses
             with node.phase("link"):
                 planned = link.plan(network, owner, given.addresses, given.routes)
+            if _has_policies(network):
+                with node.phase("policy"):
+                    undo.callback(_dismiss, owner, addresses)
+                    _admit(node, network, owner, pod, planned)
+            with node.phase("link"):
                 station = guard.station_of(network, planned, pod)
                 cable = _unhindered(
                     node, pending, lambda: _connect(node.kernel, network, planned, fd, station)
@@ -255,6 +260,26 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             _remember(node, node.attachment, addresses, opens)
         undo.pop_all()  # past this line the pod owns them
     return result.shape(made, network.cni_version)
+
+
+def _has_policies(network: NetworkConfig) -> bool:
+    """Whether network policies concern a pod: those of its network, or of another one, which may
+    have the same bridge."""
+    return network.enable_network_policy or nft.table_comment(nft.POLICIES) is not None
+
+
+def _admit(
+    node: Node, network: NetworkConfig, owner: Owner, pod: PodRef, planned: link.Cable
+) -> None:
+    from .policy import admission  # most nodes have no policies
+
+    admission.admit(node.store, node.kernel, network, owner, pod, planned)
+
+
+def _dismiss(owner: Owner, addresses: Sequence[LeasedAddress]) -> None:
+    from .policy import admission
+
+    admission.dismiss(owner, [one.address for one in addresses])
 
 
 def _connect(
@@ -322,14 +347,14 @@ def _undo(
     if bury is not None and withdrawn and not _other_ipam(served):
         index = link.cut(node.kernel, name)
         if index:
-            _forget_limits(node, known)
+            _forget_limits(node, owner, known)
             node.store.bury(Tombstone(owner, index))
             bury()
             return
     _each(
         failures,
         lambda: link.cut(node.kernel, name),
-        lambda: _forget_limits(node, known),
+        lambda: _forget_limits(node, owner, known),
         lambda: link.disconnect(node.kernel, name),
     )
     if withdrawn:  # a host port that still leads to the address would lead to its next pod
@@ -411,10 +436,15 @@ def _raise(failures: Sequence[CniError]) -> None:
         raise CniError(first.code, first.msg, "; ".join([first.details, *map(str, failures[1:])]))
 
 
-def _forget_limits(node: Node, known: Optional[Attachment]) -> None:
+def _forget_limits(node: Node, owner: Owner, known: Optional[Attachment]) -> None:
     """Once the pod cannot send any more."""
-    if known is not None:
-        firewall.forget_limits(node.store, addresses_of(known.result))
+    addresses = addresses_of(known.result) if known is not None else []
+    if addresses:
+        firewall.forget_limits(node.store, addresses)
+    if nft.table_comment(nft.POLICIES) is not None:
+        from .policy import admission
+
+        admission.dismiss(owner, addresses)
 
 
 def _each(failures: list[CniError], *steps: Callable[[], object]) -> None:
@@ -542,6 +572,10 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
             _own_dns(network)
         except CniError as unreadable:
             raise CniError(NOT_AVAILABLE, unreadable.msg, unreadable.details) from unreadable
+    if network.enable_network_policy and network.datapath != "routed":
+        from .policy import admission
+
+        admission.ensure_bridge_filter()
     if network.ip_masq and not firewall.is_current(node.store):
         firewall.try_out()  # no pod has tried yet
     if {"headscale_url", "tailscale_socket"} & set(network.raw):
@@ -596,11 +630,12 @@ def _require_verb(verb: str, version: str) -> None:
 
 def _refuse_what_is_not_there(network: NetworkConfig) -> None:
     """A promise of security that nobody keeps is worse than none."""
-    if network.enable_network_policy:
+    if network.enable_network_policy and network.delegates:
         raise CniError(
             UNSUPPORTED_FIELD,
-            "enable_network_policy is true, but HeadCNI does not enforce network policies yet",
-            "set it to false, or chain a plugin that enforces them",
+            "enable_network_policy is true, but delegates make the pods' links, and HeadCNI "
+            "enforces network policies only on links of its own",
+            "set it to false, or take delegate and plugins out of the configuration",
         )
     if network.prev_result is not None and not network.delegates:
         raise CniError(

@@ -1,6 +1,6 @@
 """The import rules of the runtime: dependencies point one way, and only the daemon knows itself.
 
-    ctl, daemon → plugins, mesh, policy → chain, ipam, datapath → config, errors
+    ctl, daemon → plugins, mesh → policy → chain, ipam, datapath → config, errors
 
 A module may import from its own layer or a lower one. Parts that stand side by side in a layer
 (ctl and daemon; mesh and the plugins) do not import each other. Imports inside functions count;
@@ -29,8 +29,8 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
             *("check", "repair", "recover", "buried", "unrecorded"),
         ),
         "mesh": ("mesh",),
-        "policy": ("policy",),
     },
+    {"policy": ("policy",)},
     {"state": ("chain", "exec", "ipam", "datapath", "store")},
     {
         "config": (

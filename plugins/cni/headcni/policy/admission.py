@@ -74,6 +74,13 @@ def expect(network: NetworkConfig, owner: Owner) -> None:
         _enforcer.expect(bindings.link_of(network, owner))
 
 
+def settle() -> None:
+    """After that process: give what it added its rules, and forget what it deleted."""
+    if _enforcer is not None:
+        with suppress(CniError):  # the next regular pass tries again
+            _enforcer.settle()
+
+
 def dismiss(owner: Owner, addresses: Iterable[Address]) -> None:
     """When the pod's link is down: nobody inherits what its addresses were allowed."""
     if _enforcer is not None:

@@ -290,6 +290,15 @@ class Enforcer:
             else:
                 self._close(Binding(Owner("", "", ""), PodRef(), (), (), link))
 
+    def settle(self) -> None:
+        """Take in what other processes have added and deleted, as the store has it."""
+        with self._lock:
+            if self._compiler is None:
+                self._reconcile()
+                return
+            with self._changing():
+                self._reconcile()
+
     def dismiss(self, owner: Owner) -> None:
         """For DEL: forget the addresses. What the kernel refuses, the next pass repairs, or the ADD
         of the next pod with the address."""

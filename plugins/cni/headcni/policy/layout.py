@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from typing import Dict, Tuple
 
 from ..datapath import nft_objects as nft
+from ..datapath.nft import POLICIES
 from ..datapath.nft_objects import ACCEPT, DROP, Chain, Hook, Set, Verdict
 from ..model import Address
 from .objects import EGRESS, INGRESS
 
-TABLE = "headcni-policy"
+TABLE = POLICIES
 COMMENT = "network policies of HeadCNI, layout 1"
 LINKS = "links"  # bridges, and host's ends of routed pods: what leads to pods that have policies
 UNKNOWN, GROUPS = "unknown", "groups"
