@@ -25,6 +25,7 @@ from .errors import (
 from .ipam.config import (
     ANNOTATIONS,
     LONGEST_VALUE,
+    POD_LABELS,
     Problem,
     named_mistakes,
     parse_address,
@@ -74,7 +75,7 @@ _CAPABILITIES = (
 )
 _CNI_ARGS = (
     *("IgnoreUnknown", "IP", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME"),
-    *("K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"),
+    *("K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID", POD_LABELS),
 )
 _OWN_IPAM = ("headcni-ipam", "host-local")
 _LARGEST_BURST = 8 * (2**32 - 1)  # bits; tc counts it in bytes, in 32 bits

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import INVALID_CONFIG, CniError, shortened
-from .ipam.config import ANNOTATIONS
+from .ipam.config import ANNOTATIONS, POD_LABELS
 
-CNI_ARG = "HEADCNI_POD_LABELS"
 ANNOTATION = "headcni.dev/labels"
 MOST = 64
 LONGEST = 8192  # characters of all labels together
@@ -29,7 +28,7 @@ def of_call(args: Mapping[str, str], runtime_config: Mapping[str, Any]) -> dict[
     annotated = annotations.get(ANNOTATION) if isinstance(annotations, Mapping) else None
     return {
         **(parse(annotated, f"the annotation {ANNOTATION}") if annotated else {}),
-        **parse(args.get(CNI_ARG, ""), f"{CNI_ARG} in CNI_ARGS"),
+        **parse(args.get(POD_LABELS, ""), f"{POD_LABELS} in CNI_ARGS"),
     }
 
 

@@ -17,7 +17,7 @@ from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from . import buried, chain, config, result, unrecorded
-from .call import Call
+from .call import Call, cni_args
 from .datapath import blocked, firewall, guard, link, netns, nft
 from .datapath.netlink import Netlink
 from .errors import (
@@ -193,7 +193,7 @@ def _recover(node: Node, network: NetworkConfig, call: Call) -> None:
 
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     _refuse_what_is_not_there(network)
-    owner, pod = owner_of(network, call), call.pod
+    owner, pod, labels = owner_of(network, call), call.pod, _labels(network, call)
     opens = node.store.opens
     unrecorded.settle(node.store, owner)
     pending, known = node.store.read(
@@ -252,7 +252,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("dns"):
                 dns = result.dns_of(_dns(network.dns, given.dns))
             made, host = _result(network, cable, call.netns, dns), cable.host
-        state = {"netns": sandbox, "ranges": ranges}
+        state = {"netns": sandbox, "ranges": ranges, **labels}
         node.attachment = Attachment(
             owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
@@ -260,6 +260,16 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             _remember(node, node.attachment, addresses, opens)
         undo.pop_all()  # past this line the pod owns them
     return result.shape(made, network.cni_version)
+
+
+def _labels(network: NetworkConfig, call: Call) -> dict[str, Any]:
+    """For the daemon, if the pod's policies and labels do not come from Kubernetes."""
+    if not network.enable_network_policy:
+        return {}
+    from . import pod_labels
+
+    found = pod_labels.of_call(cni_args(call.env), network.runtime_config)
+    return {"labels": found} if found else {}
 
 
 def _has_policies(network: NetworkConfig) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headcni.errors import INVALID_CONFIG, CniError
-from headcni.ipam.config import ANNOTATIONS
-from headcni.pod_labels import ANNOTATION, CNI_ARG, of_call
+from headcni.ipam.config import ANNOTATIONS, POD_LABELS
+from headcni.pod_labels import ANNOTATION, of_call
 
 
 def annotated(text: object) -> dict:
@@ -14,7 +14,7 @@ def annotated(text: object) -> dict:
 
 
 def test_both_places_give_labels_and_cni_args_win():
-    given = {CNI_ARG: "app=web, example.com/tier=front,empty="}
+    given = {POD_LABELS: "app=web, example.com/tier=front,empty="}
     assert of_call(given, annotated("app=db,team=a")) == {
         "app": "web",
         "example.com/tier": "front",
@@ -41,4 +41,4 @@ def test_what_is_no_label_is_refused_with_its_place(text):
 
 def test_there_are_at_most_so_many():
     with pytest.raises(CniError, match="65 labels"):
-        of_call({CNI_ARG: ",".join(f"k{number}=v" for number in range(65))}, {})
+        of_call({POD_LABELS: ",".join(f"k{number}=v" for number in range(65))}, {})

@@ -285,7 +285,11 @@ class Daemon:
         from .policies.setup import make
 
         made = make(
-            lambda: self.config, lambda: self.store, self.metrics, self._knows_an_api_server()
+            lambda: self.config,
+            lambda: self.store,
+            self.metrics,
+            self._knows_an_api_server(),
+            os.path.dirname(os.path.abspath(self._path)),
         )
         self.conditions.fixed["policies"] = made.held_back
         self.conditions.fixed["policy-source"] = made.not_known

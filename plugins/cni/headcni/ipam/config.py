@@ -25,6 +25,7 @@ ROUTE_KEYS = ("dst", "gw", "mtu", "advmss", "priority", "table", "scope")
 # How containerd and CRI-O call the pod's annotations, and the one of them that asks for addresses.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 IP_ANNOTATION = "headcni.dev/ip"
+POD_LABELS = "HEADCNI_POD_LABELS"  # in CNI_ARGS
 
 # Bounds of what a pod's author can say, or that of a network to which pods are attached.
 MOST_REQUESTED = 16  # addresses, from each source

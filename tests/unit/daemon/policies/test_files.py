@@ -43,7 +43,7 @@ class Folder:
         self.files = self.opened()
 
     def opened(self) -> PolicyFiles:
-        return PolicyFiles(str(self.kept), str(self.policies), str(self.labels))
+        return PolicyFiles(str(self.kept), str(self.policies.parent))
 
     def write(self, name: str, text: str) -> Path:
         path = self.policies / name

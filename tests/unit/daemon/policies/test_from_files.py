@@ -66,8 +66,7 @@ class Node:
             str(folder / "data"),
             "node1",
             self.feed,
-            str(folder / "policies"),
-            str(folder / "pod-labels.yaml"),
+            str(folder),
             interval=0.05,
         )
 

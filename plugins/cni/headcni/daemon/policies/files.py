@@ -18,8 +18,8 @@ from ...errors import CniError, shortened
 from ...log import Log
 from ...policy.objects import Key, Labels, Namespace, Pod, Policy
 
-DIRECTORY = "/etc/headcni/policies"
-LABELS_FILE = "/etc/headcni/pod-labels.yaml"
+# Beside the daemon's configuration, so usually in /etc/headcni.
+DIRECTORY, LABELS_FILE = "policies", "pod-labels.yaml"
 KEPT = "policies.json"  # in the daemon's data directory
 
 ENDINGS = (".yaml", ".yml", ".json")
@@ -54,11 +54,11 @@ class Declared(NamedTuple):
 class PolicyFiles:
     """The files as they were read last. Not thread-safe: one thread reads."""
 
-    def __init__(
-        self, kept: str, directory: str = DIRECTORY, labels_file: str = LABELS_FILE
-    ) -> None:
+    def __init__(self, kept: str, folder: str) -> None:
         """`kept` is the file that holds the last set without a mistake."""
-        self._kept, self._directory, self._labels_file = kept, directory, labels_file
+        self._kept = kept
+        self._directory = os.path.join(folder, DIRECTORY)
+        self._labels_file = os.path.join(folder, LABELS_FILE)
         self._seen: Optional[Mapping[str, Stamp]] = None
         self.problems: Tuple[str, ...] = ()
         self.declared: Optional[Declared] = None

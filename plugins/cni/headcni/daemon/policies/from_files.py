@@ -36,13 +36,12 @@ class FromFiles:
         data_dir: str,
         node_name: str,
         feed: Feed,
-        directory: str = files.DIRECTORY,
-        labels_file: str = files.LABELS_FILE,
+        folder: str,
         interval: float = LOOK_SECONDS,
     ) -> None:
         self._store, self._node_name, self._feed = store, node_name, feed
         kept = os.path.join(data_dir, files.KEPT)
-        self._files = files.PolicyFiles(kept, directory, labels_file)
+        self._files = files.PolicyFiles(kept, folder)
         self._problem = ""
         self._loop = Periodic("policy-files", self._look, interval)
 

@@ -46,9 +46,11 @@ class Policies:
         feed: Feed,
         source: Source,
         settings: Callable[[], Settings],
+        without: Callable[[], int],
     ) -> None:
+        """`without` counts the pod interfaces whose network does not have policies."""
         self.enforcer, self.feed, self.source = enforcer, feed, source
-        self._settings = settings
+        self._settings, self._without = settings, without
         self._refused = "they have not been started yet"
 
     def start(self) -> None:
@@ -105,6 +107,16 @@ class Policies:
         return [
             *(f"network policies stay as they were: {problem}" for problem in away),
             *(f"not enforced as written: {mistake}" for mistake in self.feed.mistakes()),
+            *self._unprotected(),
+        ]
+
+    def _unprotected(self) -> List[str]:
+        count = self._without()
+        if not count:
+            return []
+        return [
+            f"{count} pod interfaces have no network policies: their network did not have "
+            "enable_network_policy when they were added; restart these pods"
         ]
 
     def status(self) -> Dict[str, Any]:

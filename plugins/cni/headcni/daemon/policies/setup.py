@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from ... import settings as configuration
+from ...policy.bindings import of_attachment
 from ...policy.enforcer import Enforcer
 from ...settings import DaemonConfig
 from ...store import Store
@@ -14,13 +15,20 @@ from .feed import Feed
 from .policies import Policies, Settings, Source
 
 
+def without_policies(store: Store) -> int:
+    """The pod interfaces of networks that do not have policies, such as those of before."""
+    bindings = map(of_attachment, store.attachments())
+    return sum(binding is not None and binding.exempt for binding in bindings)
+
+
 def make(
     config: Callable[[], DaemonConfig],
     store: Callable[[], Store],
     metrics: Metrics,
     has_api_server: bool,
+    folder: str,
 ) -> Policies:
-    """From the API server if there is one to ask, else from files."""
+    """From the API server if there is one to ask, else from files in this folder."""
 
     def settings() -> Settings:
         network = config().network
@@ -40,7 +48,7 @@ def make(
         from .from_files import FromFiles
 
         node_name = configuration.node_name(config())
-        source = FromFiles(store, config().daemon.data_dir, node_name, feed)
-    made = Policies(enforcer, feed, source, settings)
+        source = FromFiles(store, config().daemon.data_dir, node_name, feed, folder)
+    made = Policies(enforcer, feed, source, settings, lambda: without_policies(store()))
     measure_policies(metrics, made)
     return made
