@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from cni_node import Answer, CniNode, Namespace
@@ -37,7 +39,10 @@ def answer(question):
     what, given = question["ask"], question.get("given")
     began = time.monotonic()
     if what == "world":
-        made = {kind: [of.from_object(one) for one in given.get(kind, ())] for kind, of in kinds.items()}
+        made = {
+            kind: [of.from_object(one) for one in given.get(kind, ())]
+            for kind, of in kinds.items()
+        }
         enforcer.set_world(World.of(**made))
     elif what in change:
         tell, of = change[what]
@@ -161,3 +166,35 @@ def add(
 def daemon_of(node: CniNode, interval: float = 30.0) -> Iterator[PolicyDaemon]:
     with PolicyDaemon(node, interval) as daemon:
         yield daemon
+
+
+AGENT = Path(__file__).with_name("agent.py")
+PORTS = (80, 81, 90, 100, 8080)
+
+
+class Station:
+    """A pod, or another host, with an agent that answers and asks (agent.py)."""
+
+    def __init__(self, netns: Namespace, addresses: list[str]) -> None:
+        self.netns, self.addresses = netns, addresses
+        command = ["ip", "netns", "exec", netns.name, sys.executable, str(AGENT)]
+        self._agent = subprocess.Popen(
+            [*command, *map(str, PORTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._agent.stdout is not None
+        assert self._agent.stdout.readline() == "ready\n"
+
+    def address(self, version: int) -> str:
+        return next(one for one in self.addresses if (":" in one) == (version == 6))
+
+    def tries(self, attempts: list[tuple[str, str, int, float]]) -> list[bool]:
+        """Attempts as (protocol, address, port, seconds), all at once."""
+        assert self._agent.stdin is not None and self._agent.stdout is not None
+        self._agent.stdin.write(json.dumps(attempts) + "\n")
+        self._agent.stdin.flush()
+        found = json.loads(self._agent.stdout.readline())
+        return [bool(one) for one in found]
+
+    def end(self) -> None:
+        self._agent.kill()
+        self._agent.wait()
