@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from typing import Any, Dict, List
 
@@ -13,6 +14,7 @@ from .daemon_client import asked
 from .main import NO, OK, CannotTell, show
 
 PROTOCOLS = ("tcp", "udp", "sctp")
+_PORT = r"[a-z0-9-]{1,15}\Z"  # a number or a name
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +22,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="explain SRC DST PORT[/PROTOCOL]",
-        help="whether SRC reaches DST: each is a pod as namespace/name, or an address; the "
-        "protocol is tcp (default), udp or sctp. Without it, list this node's pods and their "
-        "policies",
+        help="whether SRC reaches DST: each is a pod as namespace/name, an address, or `node` for "
+        "this node; the port is a number, or DST's name for it; the protocol is tcp (default), udp "
+        "or sctp. Without it, list this node's pods and their policies",
     )
     node.with_config(parser)
     parser.set_defaults(refuse=parser.error)
@@ -34,25 +36,23 @@ def run(args: argparse.Namespace) -> int:
         return _list(args, _ask(args, "policy"))
     if words[0] != "explain" or len(words) != 4:
         args.refuse(f"{' '.join(words)[:80]!r}: expected explain SRC DST PORT[/PROTOCOL]")
+    if any(word.split() != [word] for word in words):
+        args.refuse("expected names and addresses without blanks")
     _unused, source, destination, given = words
     port = _port(given)
     if not port:
         protocols = ", ".join(PROTOCOLS)
-        args.refuse(
-            f"{given[:80]!r}: expected a port from 1 to 65535, or PORT/PROTOCOL: {protocols}"
-        )
+        args.refuse(f"{given[:80]!r}: expected a port or its name, then / and one of {protocols}")
     answer = _ask(args, f"policy explain {source} {destination} {port}")
     show(answer if args.json else "\n".join(answer["lines"]), args.json)
     return OK if answer["allowed"] else NO
 
 
 def _port(text: str) -> str:
-    """With its protocol; empty if it is none."""
-    number, sign, protocol = text.partition("/")
-    protocol = protocol.lower() if sign else "tcp"
-    if not number.isdecimal() or not 0 < int(number[:9]) < 65536 or protocol not in PROTOCOLS:
-        return ""
-    return f"{int(number)}/{protocol}"
+    """With its protocol; empty if it is none. The daemon knows which ports a pod has named."""
+    port, sign, protocol = text.partition("/")
+    protocol = protocol.lower() if sign else PROTOCOLS[0]
+    return f"{port}/{protocol}" if re.match(_PORT, port) and protocol in PROTOCOLS else ""
 
 
 def _ask(args: argparse.Namespace, question: str) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ from ...errors import CniError
 from ...log import Log
 from ...policy.enforcer import Denied, Enforcer
 from ...policy.objects import Key
+from .explained import explained
 from .feed import Feed
 
 MOST_SHOWN = 50  # policies of a pod
@@ -47,10 +48,12 @@ class Policies:
         source: Source,
         settings: Callable[[], Settings],
         without: Callable[[], int],
+        node_name: str,
     ) -> None:
         """`without` counts the pod interfaces whose network does not have policies."""
         self.enforcer, self.feed, self.source = enforcer, feed, source
         self._settings, self._without = settings, without
+        self._node_name = node_name
         self._refused = "they have not been started yet"
 
     def start(self) -> None:
@@ -135,7 +138,20 @@ class Policies:
         """For `headcnictl policy`, by the words of its question."""
         if not words:
             return self.shown()
-        return {"error": f"{' '.join(words)!r} is not understood"}
+        if words[0] != "explain":
+            return {"error": f"{words[0]!r} is not explain"}
+        world = self.enforcer.world()
+        if not world.complete:
+            return {"error": self.not_known()}
+        protected = {pod.pod for pod in self.enforcer.report().pods}
+        try:
+            answer = explained(world, self._node_name, protected, words[1:])
+        except CniError as problem:
+            return {"error": str(problem)}
+        if doubt := self.held_back():
+            answer["notes"].append(doubt)
+            answer["lines"].insert(-1, f"NOTE: {doubt}")
+        return answer
 
     def shown(self) -> Dict[str, Any]:
         """For `headcnictl policy`."""

@@ -34,6 +34,7 @@ def make(
         network = config().network
         return Settings(network.unknown_policy, network.log_denied)
 
+    node_name = configuration.node_name(config())
     enforcer = Enforcer(store, *settings(), config().daemon.reconcile_interval)
     feed = Feed(enforcer, metrics.policies_applied)
     source: Source
@@ -47,8 +48,7 @@ def make(
     else:
         from .from_files import FromFiles
 
-        node_name = configuration.node_name(config())
         source = FromFiles(store, config().daemon.data_dir, node_name, feed, folder)
-    made = Policies(enforcer, feed, source, settings, lambda: without_policies(store()))
+    made = Policies(enforcer, feed, source, settings, lambda: without_policies(store()), node_name)
     measure_policies(metrics, made)
     return made
