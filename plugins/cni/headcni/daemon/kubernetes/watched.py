@@ -58,6 +58,7 @@ class WatchedKind(Generic[K, V]):
         self._version = ""  # where to continue the watch; "" means to list again
         self.problem = "the API server has not been asked yet"
         self._told = ""
+        self.lasting_problem = ""  # what only an operator can fix
         self.is_listed = False  # whether the list was complete at least once
         self._stopping = threading.Event()
         name = f"watch-{resource}"
@@ -146,6 +147,7 @@ class WatchedKind(Generic[K, V]):
         """Log a problem when it begins. The watch of this node's pods reports a lost server, too,
         so only what lasts is a warning here."""
         before, self._told, self.problem = self._told, problem, problem
+        self.lasting_problem = problem if is_lasting else ""
         if problem and not before:
             (log.warn if is_lasting else log.info)(
                 "cannot be watched", kind=self._resource, problem=problem

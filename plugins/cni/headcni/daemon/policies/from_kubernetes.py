@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Callable, Tuple
 
 from ...policy.objects import Key, Namespace, Pod, Policy
-from ..kubernetes.client import KubeClient, Resource
+from ..kubernetes.client import NAMESPACES, KubeClient, Resource
 from ..kubernetes.watched import WatchedKind
 from ..kubernetes.watching import FIRST_PAUSE, LONGEST_PAUSE
 from .feed import Feed
 
 PODS = Resource("/api/v1/pods", "Pod", page=200, most=50_000)
-NAMESPACES = Resource("/api/v1/namespaces", "Namespace", page=200, most=20_000)
 POLICIES = Resource(
     "/apis/networking.k8s.io/v1/networkpolicies", "NetworkPolicy", page=200, most=20_000
 )
