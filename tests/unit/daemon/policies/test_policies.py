@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from headcni.ctl import main as ctl
+from headcni.ctl.status import _in_words as in_words
+from headcni.daemon.daemon import Daemon
 from headcni.daemon.observe.control import Control
 from headcni.daemon.observe.events import Events
 from headcni.daemon.observe.gauges import measure_policies
@@ -18,6 +20,7 @@ from headcni.errors import CniError
 from headcni.model import Owner
 from headcni.policy.enforcer import Denied, PodState, Report
 from headcni.policy.objects import World
+from headcni.settings import parse
 
 
 class Enforcer:
@@ -221,3 +224,33 @@ def test_headcnictl_refuses_a_question_that_it_does_not_understand(words, config
 def test_headcnictl_says_what_the_daemon_does_not_know(config, capsys):
     assert ctl.main(["policy", "explain", "a/b", "c/d", "80", *config]) == ctl.UNKNOWN
     assert "is no pod that is known" in capsys.readouterr().err
+
+
+def whole(tmp_path, network: str, more: str = "") -> Daemon:
+    place = f"socket: {tmp_path}/cni.sock, dataDir: {tmp_path}/data"
+    text = f"daemon: {{{place}{more}}}\nnetwork: {{podCIDR: {{nodeLocal: 10.9.1.0/24}}, {network}}}"
+    config, problems = parse(text.encode())
+    assert problems == []
+    (tmp_path / "data").mkdir(exist_ok=True)
+    return Daemon(config, str(tmp_path / "config.yaml"))
+
+
+def test_a_daemon_without_policies_watches_none_and_says_so(tmp_path):
+    daemon = whole(tmp_path, "mtu: 1280")
+    assert daemon.policies is None and daemon.status()["policies"] is None
+    (answer,) = daemon.control.answers("policy")
+    assert "network.enableNetworkPolicy is false" in answer["error"]
+    assert not {"policies", "policy-source"} & set(daemon.conditions)
+
+
+@pytest.mark.parametrize(
+    ("more", "source"), [("", "files"), (", kubeconfig: /etc/headcni/kubeconfig", "kubernetes")]
+)
+def test_policies_come_from_the_api_server_if_there_is_one(tmp_path, more, source):
+    daemon = whole(tmp_path, "enableNetworkPolicy: true, unknownPolicy: allow", more)
+    shown = daemon.status()["policies"]
+    assert (shown["source"], shown["unknown"], shown["since"]) == (source, "allow", 0.0)
+    assert "not known yet" in daemon.conditions["policy-source"]()
+    assert "not enforced" in daemon.conditions["policies"]()
+    lines = in_words(daemon.status()).splitlines()
+    assert f"network policies: 0 from {source}, not known yet, for 0 pod interfaces" in lines
