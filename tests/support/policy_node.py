@@ -51,6 +51,10 @@ def answer(question):
         tell(key, of.from_object(found) if found else None)
     elif what == "configure":
         enforcer.configure(*given)
+    elif what == "disown":  # as on a kernel that knows no owners
+        with enforcer._lock:
+            enforcer._table._flags, enforcer._in_force = 0, False
+            enforcer._write()
     elif what == "repair":
         return list(enforcer.repair())
     elif what == "report":

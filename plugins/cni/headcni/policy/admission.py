@@ -11,7 +11,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Optional
 
@@ -100,7 +100,7 @@ def close(store: Store, binding: Binding) -> None:
     while True:
         try:
             with netfilter() as kernel:
-                if close_by(kernel, binding, lambda: store.read(is_closed), 0):
+                if close_by(kernel, binding, store, 0):
                     return
         except KernelError as problem:
             if problem.errno not in (errno.EPERM, errno.EEXIST, errno.ENOENT):
@@ -114,14 +114,14 @@ def close(store: Store, binding: Binding) -> None:
         time.sleep(0.05)
 
 
-def close_by(kernel: Netlink, binding: Binding, is_closed: Callable[[], bool], port: int) -> bool:
+def close_by(kernel: Netlink, binding: Binding, store: Store, port: int) -> bool:
     """The same by a socket with this port; false if another one owns the table, and something in it
     would have to be changed."""
     addresses = (*binding.addresses, *binding.more)
     table = seen(kernel)
     if table is None:
         if not binding.exempt:
-            create(kernel, is_closed(), [binding.link])
+            create(kernel, store, [binding.link])
         return True
     stale = _elements_of(kernel, [*layout.keys_of(addresses), *_of_peers(kernel, addresses)])
     requests = [nft.remove_elements(TABLE, name, [key]) for name, key in stale]
@@ -154,15 +154,23 @@ def _elements_of(
     ]
 
 
-def create(kernel: Netlink, is_closed: bool, links: Sequence[str]) -> None:
-    """The table without any policy, as after a reboot."""
+def create(kernel: Netlink, store: Store, more_links: Iterable[str]) -> None:
+    """The table without any policy, as after a reboot. If it was flushed while no daemon ran, the
+    pods that are there are closed as well, but those of a network without policies."""
+    known = _attached(store)
+    links = {one.link for one in known if not one.exempt} | {*more_links}
+    closed = store.read(is_closed)
     desired = Desired()
     for one in layout.sets().values():
         desired.add_set(one)
-    for name in links:
+    for name in sorted(links):
         desired.put(LINKS, link_key(name))
+    for pod in known:
+        for name, elements in _opened((*pod.addresses, *pod.more)) if pod.exempt else ():
+            for key, verdict in elements.items():
+                desired.put(name, key, verdict)
     desired.add_counter(layout.UNKNOWN, "")
-    verdict = DROP if is_closed else ACCEPT
+    verdict = DROP if closed else ACCEPT
     for chain in layout.chains(verdict, verdict).values():
         desired.add_chain(chain)
     filled = desired.everything(TABLE).requests
@@ -172,6 +180,14 @@ def create(kernel: Netlink, is_closed: bool, links: Sequence[str]) -> None:
         if problem.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         kernel.commit(nft.SUBSYSTEM, [nft.new_table(TABLE, COMMENT), *filled])
+
+
+def _attached(store: Store) -> list[Binding]:
+    found = []
+    for attachment in store.attachments():
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # CHECK names the damage
+            found.append(bindings.of_attachment(attachment))
+    return [one for one in found if one is not None]
 
 
 def forget(addresses: Iterable[Address]) -> None:

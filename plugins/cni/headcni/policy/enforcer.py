@@ -385,13 +385,7 @@ class Enforcer:
         """By the table that a daemon or an ADD before us has left."""
         if self._table is None:
             return False
-        store = self._store()
-        return admission.close_by(
-            self._table.netlink,
-            binding,
-            lambda: store.read(admission.is_closed),
-            self._table.port,
-        )
+        return admission.close_by(self._table.netlink, binding, self._store(), self._table.port)
 
     def _taken_by_another(self) -> CniError:
         return CniError(
@@ -459,9 +453,7 @@ class Enforcer:
         if not self._is_needed() or self._table.seen() is not None:
             return []
         links = {one.link for one in self} | self._expected
-        admission.create(
-            self._table.netlink, self._store().read(admission.is_closed), sorted(links)
-        )
+        admission.create(self._table.netlink, self._store(), links)
         self._table.adopt()
         return ["there was no policy table"]
 
