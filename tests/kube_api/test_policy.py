@@ -29,7 +29,7 @@ from tests.daemon.conftest import ServedNode
 pytestmark = pytest.mark.timeout(300)
 MANIFEST = (CHECKOUT / "plugins/cni/kubernetes/headcni-node.yaml").read_text()
 DAEMON = "import sys; from headcni.daemon.main import main; sys.exit(main(sys.argv[1:]))"
-PATIENCE = 30.0
+PATIENCE = 60.0
 NODE = "node1"
 
 
@@ -246,7 +246,7 @@ def test_an_account_without_the_permission_is_named_and_gets_it_from_site_yml(no
         "the missing permission is named",
     )
     assert "set headcni_node_network_policy and run site.yml" in said[0]
-    forbidden = node.ask("status")
-    assert not forbidden["ready"]
+    conditions = {one["name"]: one["ok"] for one in node.ask("status")["conditions"]}
+    assert conditions["policy-source"] is False
     node.identity(NODE)
     node.soon(node.is_known, "the policies are in force")
