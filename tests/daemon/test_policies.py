@@ -32,7 +32,7 @@ class Policies:
         self.folder = node.tmp / "etc"
         (self.folder / "policies").mkdir(parents=True)
 
-    def start(self) -> None:
+    def start(self, enabled: bool = True) -> Any:
         node = self.node
         config = {
             "daemon": {"socket": str(node.socket), "dataDir": str(node.tmp / "data")},
@@ -40,13 +40,13 @@ class Policies:
             "network": {
                 "podCIDR": {"nodeLocal": "10.55.1.0/24"},
                 "firewall": "none",
-                "enableNetworkPolicy": True,
+                "enableNetworkPolicy": enabled,
             },
             "monitoring": {"enabled": False},
         }
         (self.folder / "config.yaml").write_text(json.dumps(config))
         argv, env = node.python_command("-c", DAEMON, "--config", str(self.folder / "config.yaml"))
-        node.start_command(argv, env, "msg=ready")
+        return node.start_command(argv, env, "msg=ready")
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -124,3 +124,24 @@ def test_pods_from_before_are_named_until_they_are_restarted(policies):
     assert "1 pod interfaces have no network policies" in policies.ask()["problems"][0]
     policies.node.delete(policies.node.conf(), before)
     policies.node.wait_for(lambda: policies.ask()["problems"] == [])
+
+
+def test_when_policies_are_turned_off_nobody_is_limited_any_more(policies):
+    node = policies.node
+    policies.write("policies/deny.yaml", DENY)
+    daemon = policies.start()
+    node.wait_for(lambda: policies.has(1))
+    db, address = policies.add("db")
+    web, _address = policies.add("web")
+    with db.serving(80):
+        assert not web.asks(address, 80)
+        node.end(daemon)
+        assert not web.asks(address, 80), "a daemon that ends opens nothing"
+        policies.start(enabled=False)
+        node.wait_for(lambda: web.asks(address, 80))
+    assert not policies.ask("status")["warnings"]
+    new, address = policies.add("new")  # by a conflist that still promises policies
+    with new.serving(80):
+        node.wait_for(lambda: web.asks(address, 80))
+    (warning,) = policies.ask("status")["warnings"]
+    assert "1 pod interfaces were added with enable_network_policy" in warning["message"]

@@ -38,6 +38,7 @@ from .observe.events import ADDED, DELETED, FAILED, Event, Events
 from .observe.gauges import measure
 from .observe.metrics import Metrics
 from .observe.monitor import Monitor, ask
+from .policies import disabled
 from .readiness import Conditions, problem_of
 from .status import status_of
 from .systemd import restart_if_running
@@ -387,6 +388,8 @@ class Daemon:
         once there is a way to the mesh, and the search for leaked networks."""
         self._nft_trouble = problem_of(firewall.try_out)
         self._pass("namespace", self._ensure_namespace)
+        if self.policies is None:
+            self._pass("policies", lambda: disabled.withdraw(self.store))
         if self.routes is None:
             self._pass("routes", self._start_routes)
         self._sweep_when_due()

@@ -10,6 +10,7 @@ from .. import __version__
 from .. import settings as configuration
 from ..mesh import claims
 from .observe.monitor import ask
+from .policies import disabled
 
 if TYPE_CHECKING:
     from .daemon import Daemon
@@ -55,11 +56,15 @@ def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
     if daemon.token is not None and (said := daemon.token.trouble()):
         found.append(claims.Alarm("kubernetes-token", "", (), said))
     found += [claims.Alarm("tailnet-access", "", (), limit) for limit in _doubtful_limits(daemon)]
-    if daemon.policies is not None:
-        found += [
-            claims.Alarm("network-policy", "", (), warning)
-            for warning in daemon.policies.warnings()
-        ]
+    policies = daemon.policies
+    found += [
+        claims.Alarm("network-policy", "", (), warning)
+        for warning in (
+            policies.warnings()
+            if policies is not None
+            else disabled.promised(daemon.store, daemon.began)
+        )
+    ]
     return found
 
 
