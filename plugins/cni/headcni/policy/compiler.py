@@ -456,8 +456,7 @@ class Compiler:
             return None
         name = f"{'from' if direction == INGRESS else 'to'}_{digest(rules)}"
         if parts.share(name, self._shared):
-            comment = "; ".join(sorted(map(str, sources)))
-            self.desired.add_chain(Chain(name, tuple(rules), comment=comment))
+            self.desired.add_chain(Chain(name, tuple(rules)))
         return Verdict("jump", name)
 
     def _rules(
@@ -477,8 +476,7 @@ class Compiler:
             name = f"blocks_{digest(ranges)}_{version}"
             if parts.share(name, self._shared):
                 kind = (layout.ADDRESS_TYPES[version],)
-                comment = "; ".join(sorted(map(str, of_blocks)))
-                one = nft.Set(name, kind, interval=True, comment=comment)
+                one = nft.Set(name, kind, interval=True)
                 self.desired.add_set(one, dict.fromkeys(ranges))
             rules.append(nft.address_in(version, field, name))
         return [rule + nft.verdict(ACCEPT) for rule in sorted(rules)]

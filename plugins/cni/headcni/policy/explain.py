@@ -86,20 +86,54 @@ def number_of(end: End, name: str, protocol: int) -> Optional[int]:
 def explain(
     world: World, source: End, destination: End, port: int, protocol: int = PROTOCOLS["TCP"]
 ) -> Explanation:
-    """Of a new connection. Services do not matter: the destination is the pod behind them."""
+    """Of a new connection. Services do not matter: the destination is the pod behind them. If the
+    answer depends on the IP version, it is that of the version which is denied."""
+    found = {
+        version: explain_version(world, source, destination, port, protocol, version)
+        for version in _versions(source, destination)
+    }
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    version, denied = next((each, one) for each, one in found.items() if not one.allowed)
+    said = (one._replace(words=f"over IPv{version}, {one.words}") for one in denied.decisions)
+    return Explanation(False, tuple(said))
+
+
+def explain_version(
+    world: World, source: End, destination: End, port: int, protocol: int, version: int
+) -> Explanation:
+    """The same over one IP version: an ipBlock may have addresses of the other one only."""
     if isinstance(source, Pod) and isinstance(destination, Pod) and source.key == destination.key:
         decision = _open(EGRESS, source, "a pod always reaches itself")
         return Explanation(True, (decision,))
     decisions = []
+    over = port, protocol, version
     if isinstance(source, Pod):
-        decisions.append(_decide(world, EGRESS, source, destination, port, protocol))
+        decisions.append(_decide(world, EGRESS, source, destination, *over))
     if isinstance(destination, Pod):
-        decisions.append(_decide(world, INGRESS, destination, source, port, protocol))
+        decisions.append(_decide(world, INGRESS, destination, source, *over))
     return Explanation(all(one.allowed for one in decisions), tuple(decisions))
 
 
+def _versions(source: End, destination: End) -> list[int]:
+    """Those that both ends have; all if nothing is known of their addresses."""
+    found = [4, 6]
+    for end in (source, destination):
+        addresses = end.addresses if isinstance(end, Pod) else (end,)
+        have = {one.version for one in addresses if not isinstance(one, str)}
+        if have & {*found}:
+            found = [version for version in found if version in have]
+    return found
+
+
 def _decide(
-    world: World, direction: str, pod: Pod, other: End, port: int, protocol: int
+    world: World,
+    direction: str,
+    pod: Pod,
+    other: End,
+    port: int,
+    protocol: int,
+    version: int,
 ) -> Decision:
     name = "/".join(pod.key)
     if not pod.counts:
@@ -118,7 +152,7 @@ def _decide(
     keys = tuple(policy.key for policy in isolating)
     for policy in isolating:
         for at, rule in enumerate(policy.rules(direction) or ()):
-            because = _allows(world, policy, rule, pod, direction, other, port, protocol)
+            because = _allows(world, policy, rule, pod, direction, other, port, protocol, version)
             if because:
                 path = f"{policy} {direction.lower()}[{at}]"
                 words = f"{direction} of {name}: {path} allows it: {because}"
@@ -150,11 +184,12 @@ def _allows(
     other: End,
     port: int,
     protocol: int,
+    version: int,
 ) -> str:
     """Why the rule does, in words; empty if it does not."""
     peer = "everyone"
     if rule.peers is not None:
-        matching = (one for one in rule.peers if _is_peer(world, policy, one, other))
+        matching = (one for one in rule.peers if _is_peer(world, policy, one, other, version))
         found = next(matching, None)
         if found is None:
             return ""
@@ -168,10 +203,11 @@ def _allows(
     return ""
 
 
-def _is_peer(world: World, policy: Policy, peer: Peer, other: End) -> bool:
+def _is_peer(world: World, policy: Policy, peer: Peer, other: End, version: int) -> bool:
     if peer.block is not None:
         if isinstance(other, Pod):
-            return any(peer.block.contains(address) for address in other.addresses)
+            own = (one for one in other.addresses if one.version == version)
+            return any(peer.block.contains(address) for address in own)
         return not isinstance(other, str) and peer.block.contains(other)
     return isinstance(other, Pod) and selected(peer, policy.namespace, other, world)
 
