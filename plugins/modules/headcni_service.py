@@ -60,8 +60,8 @@ options:
   ready_without:
     description:
       - Conditions that need not be met. If they are not met, there is a warning.
-      - By default V(pods) and V(policy-source), the watches of pods and of network policies, because
-        a node may be set up before the API server.
+      - By default V(pods) and V(policy-source), the watches of pods and of network policies,
+        because a node may be set up before the API server.
     type: list
     elements: str
     default: [pods, policy-source]
