@@ -34,6 +34,8 @@ change = {
     "policy": (enforcer.policy_changed, Policy),
 }
 
+everything = {}
+
 
 def answer(question):
     what, given = question["ask"], question.get("given")
@@ -49,6 +51,12 @@ def answer(question):
         key = given["key"] if what == "namespace" else tuple(given["key"])
         found = given.get("object")
         tell(key, of.from_object(found) if found else None)
+    elif what == "without policies":  # the same world; given: whether to have them again
+        kept = enforcer.world()
+        if not given:
+            everything.update(kept.policies)
+        policies = dict(everything) if given else {}
+        enforcer.set_world(World(kept.pods, kept.namespaces, policies))
     elif what == "configure":
         enforcer.configure(*given)
     elif what == "disown":  # as on a kernel that knows no owners
@@ -82,11 +90,12 @@ server.stop()
 class PolicyDaemon:
     """The process with the server and the enforcer."""
 
-    def __init__(self, node: CniNode, interval: float = 30.0) -> None:
+    def __init__(self, node: CniNode, interval: float = 30.0, prelude: str = "") -> None:
+        """`prelude` is a program that runs before."""
         self.node = node
         self.socket = str(node.tmp / "cni.sock")
         home = (node.plugins / "headcni").resolve().parent.parent
-        program = [node.python, "-S", "-c", SERVE, str(node.tmp / "data"), self.socket]
+        program = [node.python, "-S", "-c", prelude + SERVE, str(node.tmp / "data"), self.socket]
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", node.netns.name, *program, str(interval)],
             stdin=subprocess.PIPE,
