@@ -88,16 +88,22 @@ def _in_words(answer: Dict[str, Any]) -> str:
         for pod in sorted(answer["pods"], key=lambda pod: (pod["namespace"], pod["pod"]))
     ]
     lines.append(node.table(rows, ("POD", "ADDRESSES", "INGRESS", "EGRESS")))
-    if answer["denied"]:
-        denied = [
-            (f"{entry['namespace']}/{entry['policy']}", entry["direction"], str(entry["packets"]))
-            for entry in answer["denied"]
-        ]
+    denied = [
+        (_denier(entry), entry["direction"] or "-", str(entry["packets"]))
+        for entry in answer["denied"]
+        if entry["packets"]
+    ]
+    if denied:
         lines += ["denied packets:", node.table(denied, ("POLICY", "DIRECTION", "PACKETS"))]
         if answer["more_denied"]:
             lines.append(f"and {answer['more_denied']} more")
     lines += [f"WARNING: {problem}" for problem in answer["problems"]]
     return "\n".join(lines)
+
+
+def _denier(entry: Dict[str, Any]) -> str:
+    """What belongs to no policy are packets of pods that were not known yet."""
+    return f"{entry['namespace']}/{entry['policy']}" if entry["namespace"] else "pods not known yet"
 
 
 def _policies(pod: Dict[str, Any], direction: str, unknown: str) -> str:

@@ -199,12 +199,17 @@ def test_headcnictl_lists_pods_policies_and_denied_packets(made, config, capsys)
         policies=1,
         pods=(state("web", ingress=[("shop", "deny")]), state("new", known=False)),
     )
-    made.enforcer.packets = [Denied(("shop", "deny"), "Ingress", 12)]
+    made.enforcer.packets = [
+        Denied(("shop", "deny"), "Ingress", 12),
+        Denied(("shop", "quiet"), "Ingress", 0),
+        Denied(("", "unknown"), "", 7),
+    ]
     assert ctl.main(["policy", *config]) == ctl.OK
     said = capsys.readouterr().out
+    assert "pods not known yet  -          7" in said and "quiet" not in said
     assert "1 network policies from files" in said
     assert any(line.split() == ["shop/web", "shop/deny", "open"] for line in said.splitlines())
-    assert "not known: deny" in said and "shop/deny  Ingress    12" in said
+    assert "not known: deny" in said and "shop/deny           Ingress    12" in said
     made.source.said = ("/etc/headcni/policies/a.yaml: a mistake",)
     assert ctl.main(["policy", "--json", *config]) == ctl.NO
     assert "a.yaml: a mistake" in capsys.readouterr().out
