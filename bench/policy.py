@@ -194,13 +194,12 @@ def _traffic(
     trips: dict[bool, list[float]] = {True: [], False: []}
     connects: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as made:
-        arrived = made.enter_context(receiver(to[0]))
         made.enter_context(_ready(to[0], ANSWER))
         asking = made.enter_context(_ready(sender, LATENCY, to[1]))
         for number in range(PAIRS):
             for policies in (True, False) if number % 2 else (False, True):
                 daemon.ask("without policies", policies)
-                with program(sender, SEND, to[1]):
+                with receiver(to[0]) as arrived, program(sender, SEND, to[1]):
                     time.sleep(0.2)
                     rates[policies].append(rate(arrived, RATE_SECONDS))
                 trip, connect = _asked(asking)

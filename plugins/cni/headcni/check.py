@@ -18,6 +18,7 @@ from .datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, REDIRECT, RT_TAB
 from .errors import UNKNOWN_CONTAINER, CniError
 from .ipam.config import TYPE as OUR_IPAM
 from .model import NetworkConfig, Owner, Route
+from .policy import admission
 from .store import Attachment
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
     station = guard.station_of_attachment(known)
     if station is not None:
         found += filter(None, [guard.difference(node.kernel, station)])
+    found += admission.differences(node.kernel, known)
     if known.result.get("ips") and firewall.concerns(node.store, network):
         found += firewall.differences(node.store, owner, shared=True)
     return found

@@ -21,7 +21,7 @@ from ..datapath.netlink import KernelError, Netlink, netfilter
 from ..datapath.nft_objects import ACCEPT, DROP
 from ..errors import KERNEL_LACKS, TRY_AGAIN, CniError
 from ..model import Address, NetworkConfig, Owner, PodRef
-from ..store import Store
+from ..store import Attachment, Store
 from . import bindings, layout
 from .bindings import Binding
 from .desired import Desired
@@ -88,6 +88,22 @@ def dismiss(owner: Owner, addresses: Iterable[Address]) -> None:
     else:
         with suppress(KernelError):
             forget(addresses)
+
+
+def differences(kernel: Netlink, attachment: Attachment) -> list[str]:
+    """For CHECK: what of a pod's protection is missing, in words."""
+    binding = bindings.of_attachment(attachment)
+    if binding is None or binding.exempt:
+        return []
+    found = []
+    with netfilter() as rules:
+        if seen(rules) is None:
+            found.append(f"network policies: the nft table inet {TABLE} is missing")
+        elif not has_link(rules, binding.link):
+            found.append(f"network policies: packets of {binding.link} are not checked")
+    if binding.is_bridged and not rtnl.is_bridge_filtered(kernel, binding.link):
+        found.append(f"network policies: packets between pods of {binding.link} are not checked")
+    return found
 
 
 # In a process of its own
