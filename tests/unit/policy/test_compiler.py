@@ -192,6 +192,7 @@ def test_many_changes_lead_to_the_same_table_as_a_fresh_start(seed):
     compiler = compiled(world_of(pods), [bound(one) for one in pods if one.node == "here"])
     for step in range(40):
         change(cluster, compiler)
+        compiler.sweep()
         compiler.desired.taken()
         fresh = compiled(copy_of(compiler.world), list(compiler.bindings.values()))
         assert state_of(compiler) == state_of(fresh), step
@@ -359,6 +360,7 @@ def test_nothing_is_left_when_all_is_gone(compiler):
     for one in (WEB, MATE, FAR):
         compiler.pod_changed(one.key, None)
     compiler.policy_changed(("a", "one"), None)
+    compiler.sweep()
     assert state_of(compiler) == empty
     assert compiler.peers == 0
 
@@ -377,3 +379,21 @@ def test_only_what_differs_is_sent(compiler):
 def test_a_nodes_own_traffic_is_explained_as_allowed():
     found = explain(world_of([WEB], policy({"podSelector": {}})), NODE, WEB, 80)
     assert found.allowed and "a node always reaches its own pods" in found.words
+
+
+def test_a_pod_that_is_about_to_be_added_finds_its_profiles_made():
+    compiler = Compiler(node="here")
+    compiler.load(world_of([MATE], policy(FROM_DB)), [bound(MATE)])
+    compiler.pod_changed(WEB.key, WEB._replace(addresses=()))
+    compiler.desired.taken()
+    chains = dict(compiler.desired.chains)
+    compiler.bind(bound(WEB))
+    assert {**chains, "groups": compiler.desired.chains["groups"]} == compiler.desired.chains
+    assert not passes(compiler.desired, towards(WEB, FAR, iifname="tailscale0"))
+
+
+def test_profiles_wait_for_the_next_pod_until_they_are_swept(compiler):
+    compiler.unbind(bound(WEB).owner)
+    assert any(name.startswith("ingress_") for name in compiler.desired.chains)
+    compiler.sweep()
+    assert not any(name.startswith("ingress_") for name in compiler.desired.chains)

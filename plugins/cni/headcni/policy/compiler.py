@@ -40,6 +40,7 @@ from .ports import LAST_PORT, Allowed, Sources, spans
 ANYONE = "anyone"  # a source beside PodPeer and Block
 MOST_SETS = 4  # of pods in one chain; more are joined to one set
 DIRECTIONS = (INGRESS, EGRESS)
+MOST_UNUSED = 250  # profiles that may wait for their next pod
 LONGEST_PREFIX = 120  # of a line of the kernel's log
 
 
@@ -64,7 +65,9 @@ _T = TypeVar("_T")
 class Compiler:
     """Holds the world and the bindings. Each method changes `desired` at once."""
 
-    def __init__(self, deny_unknown: bool = True, log_per_second: int = 0) -> None:
+    def __init__(self, deny_unknown: bool = True, log_per_second: int = 0, node: str = "") -> None:
+        """Profiles for pods of the node `node` are made before their ADD comes."""
+        self._node = node
         self.world = World.of(complete=False)
         self.bindings: Dict[Owner, Binding] = {}
         self.desired = Desired()
@@ -111,6 +114,8 @@ class Compiler:
             self._place(pod)
         if before is None or pod is None or _matters_here(before, pod):
             self._stale |= self._by_pod.get(key, set())
+            if pod is not None and self._node and pod.node == self._node:
+                self._prepare(pod)
         self.settle()
 
     def namespace_changed(self, name: str, namespace: Optional[Namespace]) -> None:
@@ -194,14 +199,20 @@ class Compiler:
     # The work
 
     def settle(self) -> None:
-        """Lead the addresses of pods to their profiles, and drop what nobody uses any more."""
+        """Lead the addresses of pods to their profiles."""
         while self._stale:
             owner = self._stale.pop()
             binding = self.bindings.get(owner)
             if binding is not None:
                 self._lead(binding)
-        self._drop_unused()
+        if len(self._profiles) - sum(map(bool, self._users.values())) > MOST_UNUSED:
+            self._drop_unused()
         self._set_fixed_chains()
+
+    def sweep(self) -> None:
+        """Drop profiles that nobody uses. Between two sweeps they stay, since the next pod often
+        has the policies of one that has just gone."""
+        self._drop_unused()
 
     @property
     def _verdict_on_unknown(self) -> Verdict:
@@ -209,7 +220,8 @@ class Compiler:
 
     def _set_fixed_chains(self) -> None:
         self.desired.add_chain(layout.unknown_chain(self._verdict_on_unknown))
-        isolated = any(not profile.is_open for profile in self._profiles.values())
+        used = (self._profiles[key] for key, users in self._users.items() if users)
+        isolated = any(not profile.is_open for profile in used)
         self.desired.add_chain(layout.groups_chain(DROP if isolated else ACCEPT))
 
     def _labels_of(self, namespace: str) -> Labels:
@@ -319,6 +331,25 @@ class Compiler:
 
     def _take(self, owner: Owner, direction: str, pod: Pod) -> Optional[Profile]:
         """The profile of a pod, which is made if no other pod has it; None if it is open."""
+        key = self._profile_for(direction, pod)
+        if key is None:
+            self._release(owner, direction)
+            return None
+        if self._of.get((owner, direction)) != key:
+            self._users[key] += 1
+            self._release(owner, direction)
+            self._of[owner, direction] = key
+        profile = self._profiles[key]
+        return None if profile.is_open else profile
+
+    def _prepare(self, pod: Pod) -> None:
+        """Have the profiles of a pod whose ADD will come, so that it need not wait for them."""
+        if pod.counts and pod.key not in self._by_pod:
+            for direction in DIRECTIONS:
+                self._profile_for(direction, pod)
+
+    def _profile_for(self, direction: str, pod: Pod) -> Optional[_ProfileKey]:
+        """None if no policy isolates the pod. The profile is made if no other pod has it."""
         policies = [
             self.world.policies[key]
             for key in sorted(self._policies_of.get(pod.namespace, ()))
@@ -326,22 +357,16 @@ class Compiler:
             and self.world.policies[key].pods.matches(pod.labels)
         ]
         if not policies:
-            self._release(owner, direction)
             return None
         allowed, everywhere, numbers = self._allowed(policies, direction, pod)
         keys = tuple(policy.key for policy in policies)
         key: _ProfileKey = direction, keys, frozenset(allowed), frozenset(everywhere)
-        if self._of.get((owner, direction)) != key:
-            if key not in self._profiles:
-                self._profiles[key] = self._build(*key, numbers)
-                numbers = ()
-            self._users[key] += 1
-            self._release(owner, direction)
-            self._of[owner, direction] = key
+        if key not in self._profiles:
+            self._profiles[key] = self._build(*key, numbers)
+            return key
         for peer, name in numbers:  # the profile counts them once
             self._peers.leave_numbers(peer, name)
-        profile = self._profiles[key]
-        return None if profile.is_open else profile
+        return key
 
     def _release(self, owner: Owner, direction: str) -> None:
         key = self._of.pop((owner, direction), None)
@@ -483,8 +508,7 @@ class Compiler:
 
     def _drop_unused(self) -> None:
         """Chains that lead to others go first, then what only they used."""
-        unused = [key for key, users in self._users.items() if users <= 0]
-        for key in unused:
+        for key in [key for key in self._profiles if not self._users[key]]:
             del self._users[key]
             profile = self._profiles.pop(key)
             for peer, port_name in profile.numbers:

@@ -89,11 +89,14 @@ class Enforcer:
         unknown: str = DENY,
         log_per_second: int = 0,
         interval: float = 30.0,
+        node: str = "",
     ) -> None:
         """`unknown` (DENY or ALLOW) decides about pods whose labels are not known yet, as soon as
         any policy is known. `log_per_second` limits how many denied packets of one chain the kernel
-        logs; 0: none. Every `interval` seconds, and when others change its table, it repairs."""
+        logs; 0: none. Every `interval` seconds, and when others change its table, it repairs.
+        `node` is what Kubernetes calls this node."""
         self._store, self._unknown, self._log_per_second = store, unknown, log_per_second
+        self._node = node
         self._lock = threading.RLock()
         self._table: Optional[PolicyTable] = None
         self._compiler: Optional[Compiler] = None  # none until there is a complete world
@@ -158,7 +161,7 @@ class Enforcer:
         with self._lock:
             began = time.monotonic()
             self._reconcile()
-            compiler = Compiler(self._unknown == DENY, self._log_per_second)
+            compiler = Compiler(self._unknown == DENY, self._log_per_second, self._node)
             compiler.load(world, self._bindings.values())
             before, self._compiler = self._compiler, compiler
             for name in self._links_to_keep():
@@ -204,6 +207,7 @@ class Enforcer:
             if compiler is None:
                 return self._repair_closed()
             found: list[str] = []
+            compiler.sweep()
             if self._is_needed() and self._in_force:
                 for name in self._links_to_keep():
                     compiler.expect(name)

@@ -35,7 +35,8 @@ def make(
         return Settings(network.unknown_policy, network.log_denied)
 
     node_name = configuration.node_name(config())
-    enforcer = Enforcer(store, *settings(), config().daemon.reconcile_interval)
+    interval = config().daemon.reconcile_interval
+    enforcer = Enforcer(store, *settings(), interval, node_name)
     feed = Feed(enforcer, metrics.policies_applied)
     source: Source
     if has_api_server:
