@@ -88,15 +88,18 @@ def cluster() -> dict[str, Any]:
     """Pods of ten applications in a hundred namespaces, and ten policies for each namespace."""
     pods = []
     for number in range(PODS):
-        labels = {"app": f"app{number // NAMESPACES % APPS}", "pod": f"p{number % 7}"}
         here = number < HERE
         addresses = [] if here else [f"10.60.{number // 250}.{number % 250 + 1}"]
-        ports = [("http", 8080, "TCP")]
-        where = f"ns{number % NAMESPACES}"
-        pods.append(pod_object(where, f"pod{number}", labels, ports, addresses))
+        pods.append(pod(number, addresses, ""))
     policies = [policy(number) for number in range(POLICIES)]
     namespaces = [namespace_object(f"ns{n}", team=f"t{n % 10}") for n in range(NAMESPACES)]
     return {"pods": pods, "namespaces": namespaces, "policies": policies}
+
+
+def pod(number: int, addresses: list[str], node: str) -> dict[str, Any]:
+    labels = {"app": f"app{number // NAMESPACES % APPS}", "pod": f"p{number % 7}"}
+    where, ports = f"ns{number % NAMESPACES}", [("http", 8080, "TCP")]
+    return pod_object(where, f"pod{number}", labels, ports, addresses, node=node)
 
 
 def policy(number: int) -> dict[str, Any]:
@@ -127,13 +130,13 @@ def added(
     stage: Stage, daemon: PolicyDaemon, name: str, namespace: str
 ) -> Iterator[tuple[Namespace, str]]:
     """A pod with policies, and its address."""
-    pod, conf = stage.pod(), protected(stage)
+    netns, conf = stage.pod(), protected(stage)
     env = {"args": pod_args(namespace, name), "HEADCNI_SOCKET": daemon.socket}
-    made = stage.run(stage.bin / "headcni", conf, stage.environment("ADD", pod, **env))
+    made = stage.run(stage.bin / "headcni", conf, stage.environment("ADD", netns, **env))
     try:
-        yield pod, made["ips"][0]["address"].partition("/")[0]
+        yield netns, made["ips"][0]["address"].partition("/")[0]
     finally:
-        stage.run(stage.bin / "headcni", conf, stage.environment("DEL", pod, **env))
+        stage.run(stage.bin / "headcni", conf, stage.environment("DEL", netns, **env))
 
 
 def protected(stage: Stage) -> dict[str, Any]:
@@ -165,8 +168,8 @@ def _change(daemon: PolicyDaemon, findings: Findings) -> None:
     for number in range(CHANGES):
         where, name = f"ns{number % NAMESPACES}", f"new{number}"
         labels = {"app": f"app{number % APPS}"}
-        pod = pod_object(where, name, labels, None, [f"10.61.0.{number + 1}"])
-        found["pod"].append(changed(daemon, "pod", where, name, pod))
+        far = pod_object(where, name, labels, None, [f"10.61.0.{number + 1}"])
+        found["pod"].append(changed(daemon, "pod", where, name, far))
         found["pod"].append(changed(daemon, "pod", where, name, None))
         changed_policy = policy(number + 1)
         changed_policy["metadata"]["namespace"] = where
@@ -278,12 +281,14 @@ def _adds(stage: Stage, daemon: PolicyDaemon, findings: Findings) -> None:
 
 
 def _once(stage: Stage, daemon: PolicyDaemon, conf: dict[str, Any], number: int) -> float:
-    pod = stage.pod()
-    args = pod_args(f"ns{number + 2}", f"pod{number + 2}")
+    """Kubernetes says where a pod will run before its runtime is asked to start it."""
+    where, name, added_to = f"ns{number + 2}", f"pod{number + 2}", stage.pod()
+    daemon.ask("pod", {"key": [where, name], "object": pod(number + 2, [], "here")})
+    args = pod_args(where, name)
     env = {"args": args, "HEADCNI_SOCKET": daemon.socket}
-    add = stage.environment("ADD", pod, **env)
+    add = stage.environment("ADD", added_to, **env)
     took = timed(lambda: stage.run(stage.bin / "headcni", conf, add))
-    stage.run(stage.bin / "headcni", conf, stage.environment("DEL", pod, **env))
+    stage.run(stage.bin / "headcni", conf, stage.environment("DEL", added_to, **env))
     stage.settle()
     return took
 

@@ -23,7 +23,7 @@ from headcni.store import Store
 
 data, path, interval = sys.argv[1], sys.argv[2], float(sys.argv[3])
 store = Store.in_directory(data)
-enforcer = Enforcer(lambda: store, interval=interval)
+enforcer = Enforcer(lambda: store, interval=interval, node="here")
 enforcer.start()
 server = CniServer(path, data)
 server.start()
@@ -139,11 +139,12 @@ def pod_object(
     ports: list[tuple[str, int, str]] | None = None,
     addresses: list[str] | None = None,
     phase: str = "Running",
+    node: str = "",
 ) -> dict[str, Any]:
     listed = [{"name": n, "containerPort": number, "protocol": p} for n, number, p in ports or ()]
     return {
         "metadata": {"namespace": namespace, "name": name, "labels": labels or {}},
-        "spec": {"containers": [{"ports": listed}]},
+        "spec": {"containers": [{"ports": listed}], "nodeName": node},
         "status": {"phase": phase, "podIPs": [{"ip": one} for one in addresses or ()]},
     }
 
