@@ -84,6 +84,7 @@ class Compiler:
         self._of: Dict[Tuple[Owner, str], Optional[_ProfileKey]] = {}  # None: open
         self._shared: Counter[str] = Counter()
         self._stale: Set[Owner] = set()
+        self._found: Dict[object, Optional[_ProfileKey]] = {}  # by what a pod looks like
         for one in layout.sets().values():
             self.desired.add_set(one)
         self.desired.add_counter(layout.UNKNOWN, "packets of pods that are not known")
@@ -132,6 +133,7 @@ class Compiler:
         before = self.world.policies.get(key)
         if before == policy:
             return
+        self._found.clear()
         if policy is None:
             del self.world.policies[key]
             self._policies_of[key[0]].discard(key)
@@ -293,6 +295,7 @@ class Compiler:
         return self._last.get(binding.owner)
 
     def _numbers_changed(self, peer: PodPeer, name: PortName) -> None:
+        self._found.clear()
         for (owner, _unused), key in self._of.items():
             if key is not None and (peer, name) in self._profiles[key].numbers:
                 self._stale.add(owner)
@@ -349,7 +352,14 @@ class Compiler:
                 self._profile_for(direction, pod)
 
     def _profile_for(self, direction: str, pod: Pod) -> Optional[_ProfileKey]:
-        """None if no policy isolates the pod. The profile is made if no other pod has it."""
+        """None if no policy isolates the pod. The profile is made if no other pod has it. What was
+        found for a pod holds for all that look the same, until a policy or a number changes."""
+        look = direction, pod.namespace, frozenset(pod.labels.items()), pod.ports
+        if look not in self._found:
+            self._found[look] = self._find_profile(direction, pod)
+        return self._found[look]
+
+    def _find_profile(self, direction: str, pod: Pod) -> Optional[_ProfileKey]:
         policies = [
             self.world.policies[key]
             for key in sorted(self._policies_of.get(pod.namespace, ()))
@@ -508,6 +518,7 @@ class Compiler:
 
     def _drop_unused(self) -> None:
         """Chains that lead to others go first, then what only they used."""
+        self._found.clear()
         for key in [key for key in self._profiles if not self._users[key]]:
             del self._users[key]
             profile = self._profiles.pop(key)
