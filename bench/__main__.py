@@ -22,6 +22,7 @@ from . import (
     ipam,
     k8s,
     plots,
+    policy,
     routes,
     site,
     spoofing,
@@ -35,6 +36,7 @@ ON_A_STAGE = {
     "hostile": hostile.run,
     "ipam": ipam.run,
     "memory": cni.memory,
+    "policy": policy.run,
     "routes": routes.run,
     "spoofing": spoofing.run,
 }

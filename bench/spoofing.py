@@ -65,14 +65,14 @@ def _compare(stage: Stage, findings: Findings, datapath: str) -> None:
         sender, to = made.enter_context(_pods(stage, datapath))
         stations = guard.stations(kernel).values()
         assert len(stations) == 2, stations
-        receiver = made.enter_context(_receiver(to[0]))
-        made.enter_context(_program(sender, SEND, to[1]))
+        arrived = made.enter_context(receiver(to[0]))
+        made.enter_context(program(sender, SEND, to[1]))
         for number in range(-WARM_UP, PAIRS):
             for protected in (True, False) if number % 2 else (False, True):
                 _protect(kernel, stations, protected)
-                rate = _rate(receiver)
+                measured = rate(arrived)
                 if number >= 0:
-                    found[protected].append(rate)
+                    found[protected].append(measured)
     ours, theirs = found[True], found[False]
     # A turn in which nothing came is a stall of the machine; of such a pair neither counts.
     ratios = [mine / other for mine, other in zip(ours, theirs) if mine and other]
@@ -104,10 +104,11 @@ def _protect(kernel: Netlink, stations: Collection[guard.Station], protected: bo
     time.sleep(SETTLE)
 
 
-def _rate(receiver: subprocess.Popen[str]) -> float:
-    began, start = _asked(receiver)
-    time.sleep(SECONDS)
-    ended, end = _asked(receiver)
+def rate(process: subprocess.Popen[str], seconds: float = SECONDS) -> float:
+    """Mbit/s that arrive at a receiver."""
+    began, start = _asked(process)
+    time.sleep(seconds)
+    ended, end = _asked(process)
     return (ended - began) * 8 / (end - start) / 1e6
 
 
@@ -142,15 +143,15 @@ def _pods(stage: Stage, datapath: str) -> Iterator[tuple[Namespace, tuple[Namesp
 
 
 @contextmanager
-def _receiver(pod: Namespace) -> Iterator[subprocess.Popen[str]]:
-    with _program(pod, RECEIVE) as process:
+def receiver(pod: Namespace) -> Iterator[subprocess.Popen[str]]:
+    with program(pod, RECEIVE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process
 
 
 @contextmanager
-def _program(pod: Namespace, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def program(pod: Namespace, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = ["ip", "netns", "exec", pod.name, sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:

@@ -37,6 +37,7 @@ CONFLIST: dict[str, dict[str, Any]] = {
     "reserved_ports": _STRINGS,
     "host_ports_over_listeners": {"type": "bool", "default": False},
     "ip_annotation_namespaces": _STRINGS,
+    "network_policy": {"type": "bool", "default": False},
     "ipam": {"choices": ["headcni-ipam", "host-local"], "default": "headcni-ipam"},
     "strategy": {"choices": ["sequential", "random", "dense-pack"]},
     "headscale_url": {},

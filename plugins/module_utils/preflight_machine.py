@@ -54,10 +54,24 @@ def kernel_features(given: Mapping[str, Any]) -> list[str]:
     ]
     if given["datapath"] == "bridge":
         asked.append(("bridges", kernel.lacks_link("bridge"), load("bridge")))
+        if (given.get("conflist") or {}).get("network_policy"):
+            fix = f"{load('br_netfilter')}; or set headcni_node_datapath: routed"
+            asked.append(("network policies on a bridge", kernel.lacks_bridge_filter(), fix))
     if (given.get("conflist") or {}).get("anti_spoofing", True):
         fix = f"{load('sch_ingress')}; {load('cls_bpf')}; or set headcni_node_anti_spoofing: false"
         asked.append(("filters of tc for anti-spoofing", kernel.lacks_frame_filters(), fix))
     return [f"kernel: no {what}: {why}; {fix}" for what, why, fix in asked if why]
+
+
+def policies(given: Mapping[str, Any]) -> list[str]:
+    """Policies know a pod by its address."""
+    conflist = given.get("conflist") or {}
+    if not conflist.get("network_policy") or conflist.get("anti_spoofing", True):
+        return []
+    return [
+        "network policies: a pod that may send from any address gets around them: "
+        "set headcni_node_anti_spoofing: true"
+    ]
 
 
 def forwarding(cidrs: Sequence[podcidr.Network]) -> list[str]:

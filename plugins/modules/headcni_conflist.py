@@ -107,6 +107,12 @@ options:
         patterns. V(*) means all namespaces.
     type: list
     elements: str
+  network_policy:
+    description:
+      - Whether the plugin enforces network policies. Must agree with C(network.enableNetworkPolicy)
+        of the daemon's configuration.
+    type: bool
+    default: false
   ipam:
     description: The plugin that assigns addresses.
     type: str

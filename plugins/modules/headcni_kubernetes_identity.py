@@ -40,6 +40,13 @@ options:
     type: list
     elements: str
     default: []
+  policies_for:
+    description:
+      - The nodes among O(nodes) whose daemons enforce network policies. Their accounts may also
+        list and watch network policies. The permission is removed from the other nodes of O(nodes).
+    type: list
+    elements: str
+    default: []
   lifetime:
     description:
       - How long a token is valid, such as V(2160h), from V(10m) to V(8760h). The API server may
@@ -51,7 +58,9 @@ options:
     type: str
     required: true
   account:
-    description: The name of the manifest's role. The name of each node's objects starts with it.
+    description:
+      - The name of the manifest's role. The role for network policies has the suffix C(:policies).
+        The name of each node's objects starts with it.
     type: str
     default: headcni-node
   namespace:
@@ -88,6 +97,7 @@ EXAMPLES = r"""
   headcni.mesh.headcni_kubernetes_identity:
     nodes: [agent1, agent2]
     tokens_for: [agent2]
+    policies_for: [agent1, agent2]
     manifest: "{{ lookup('ansible.builtin.file', 'headcni-node.yaml') }}"
   delegate_to: server1
   no_log: true
@@ -125,6 +135,7 @@ LABEL = "app.kubernetes.io/managed-by=headcni"
 RBAC = "rbac.authorization.k8s.io"
 KINDS = ("serviceaccount", f"role.{RBAC}", f"rolebinding.{RBAC}", f"clusterrolebinding.{RBAC}")
 SECRET = "secret"  # noqa: S105 # a kind of object
+POLICIES = "policies"  # no node's name contains the colon that separates it from other names
 
 
 def main() -> None:
@@ -133,6 +144,7 @@ def main() -> None:
             "state": {"choices": ["present", "absent", "switched"], "default": "present"},
             "nodes": {"type": "list", "elements": "str", "required": True},
             "tokens_for": {"type": "list", "elements": "str", "default": [], "no_log": False},
+            "policies_for": {"type": "list", "elements": "str", "default": []},
             "lifetime": {"default": "2160h"},
             "manifest": {"required": True},
             "account": {"default": "headcni-node"},
@@ -186,9 +198,14 @@ def present(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
         if entry not in found
     ]
     made += [f"token of {account(given, name)} created" for name in renewed]
+    gone = sorted(
+        found
+        & {policy_binding(given, name) for name in given["nodes"] if not has_policies(given, name)}
+    )
+    delete(module, kubectl, gone)
     return {
-        "changed": bool(made),
-        "diff": {"before": "", "after": lines(made)},
+        "changed": bool(made or gone),
+        "diff": {"before": lines(gone), "after": lines(made)},
         "tokens": {} if module.check_mode else new_tokens(kubectl, given, renewed, seconds),
         "renewed": renewed,
         "old": [name for name in given["nodes"] if old_secret(given, name) in found],
@@ -201,7 +218,11 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     mine = {
         entry
         for name in given["nodes"]
-        for entry in (*objects_of(given, name), old_secret(given, name))
+        for entry in (
+            *objects_of(given, name),
+            policy_binding(given, name),
+            old_secret(given, name),
+        )
     }
     gone = sorted(found & mine)
     delete(module, kubectl, gone)
@@ -279,7 +300,20 @@ def account(given: dict, name: str) -> str:
 
 def objects_of(given: dict, name: str) -> list:
     """A node's own objects, the account first."""
-    return [f"{kind}/{account(given, name)}" for kind in KINDS]
+    own = [f"{kind}/{account(given, name)}" for kind in KINDS]
+    return [*own, policy_binding(given, name)] if has_policies(given, name) else own
+
+
+def has_policies(given: dict, name: str) -> bool:
+    return given["state"] == "present" and name in given["policies_for"]
+
+
+def policy_binding(given: dict, name: str) -> str:
+    return f"clusterrolebinding.{RBAC}/{policy_account(given)}:{name}"
+
+
+def policy_account(given: dict) -> str:
+    return f"{given['account']}:{POLICIES}"
 
 
 def old_secret(given: dict, name: str) -> str:
@@ -289,7 +323,20 @@ def old_secret(given: dict, name: str) -> str:
 def new_objects(given: dict, names: list) -> dict:
     return as_list(
         [entry for name in names for entry in new_objects_of(given, account(given, name))]
+        + [new_policy_binding(given, name) for name in names if has_policies(given, name)]
     )
+
+
+def new_policy_binding(given: dict, name: str) -> dict:
+    label, value = LABEL.split("=")
+    role = policy_account(given)
+    subject = {
+        "kind": "ServiceAccount",
+        "name": account(given, name),
+        "namespace": given["namespace"],
+    }
+    metadata = {"name": f"{role}:{name}", "labels": {label: value}}
+    return binding("ClusterRoleBinding", metadata, subject, "ClusterRole", role)
 
 
 def new_objects_of(given: dict, name: str) -> list:

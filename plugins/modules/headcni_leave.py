@@ -326,7 +326,7 @@ def kernel_leftovers(bridge: str) -> list[str]:
         must("ip", "link", "del", bridge)
         done.append(f"link {bridge} removed")
     for family, name, _unused in nft_leftovers.tables():
-        if name == "headcni" or name.startswith("headcni_"):
+        if name == "headcni" or name.startswith(("headcni_", "headcni-")):
             must("nft", "delete", "table", family, name)
             done.append(f"nft table {family} {name} removed")
     return done

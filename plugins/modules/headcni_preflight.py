@@ -273,6 +273,7 @@ def main() -> None:
         *node_platform.lacks_library(),
         *node_platform.lacks_programs(preflight_install.mode_of(config)),
         *preflight_machine.kernel_features(given),
+        *preflight_machine.policies(given),
         *preflight_machine.forwarding(own),
         *preflight_install.mode(config),
         *preflight_machine.services(config),

@@ -60,10 +60,11 @@ options:
   ready_without:
     description:
       - Conditions that need not be met. If they are not met, there is a warning.
-      - By default V(pods), the watch of pods, because a node may be set up before the API server.
+      - By default V(pods) and V(policy-source), the watches of pods and of network policies,
+        because a node may be set up before the API server.
     type: list
     elements: str
-    default: [pods]
+    default: [pods, policy-source]
 attributes:
   check_mode:
     support: full
@@ -130,7 +131,11 @@ def main() -> None:
             "ready_address": {},
             "ready_port": {"type": "int", "default": 9001},
             "ready_timeout": {"type": "int", "default": 60},
-            "ready_without": {"type": "list", "elements": "str", "default": ["pods"]},
+            "ready_without": {
+                "type": "list",
+                "elements": "str",
+                "default": ["pods", "policy-source"],
+            },
         },
         supports_check_mode=True,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
-from cni_node import REPAIR_FIREWALL, mapped
+from cni_node import ECHO, REPAIR_FIREWALL, mapped
 
 PORT, CLIENT_PORT = 8053, 40000
 DNS = mapped((PORT, 53, "udp"))
@@ -49,6 +50,14 @@ body += attribute(7, struct.pack("!I", 600))
 with Netlink(NETLINK_NETFILTER) as kernel:
     kernel.do([Request(0x100, NLM_F_CREATE | NLM_F_EXCL, body, "track a connection")])
 print(json.dumps(True))
+"""
+
+
+PING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from agent import reached
+assert reached("icmp", sys.argv[2], 0, 3)
 """
 
 
@@ -111,20 +120,26 @@ def test_a_pod_that_inherits_an_address_is_not_reached_by_the_old_host_port(node
 
 
 @pytest.mark.parametrize("by_the_daemon", [False, True])
-def test_a_released_address_takes_its_connections_with_it(node, datapath, by_the_daemon):
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+def test_a_released_address_takes_its_connections_with_it(node, datapath, protocol, by_the_daemon):
     conf, pod = node.conf(datapath=datapath), node.pod()
     address = node.add(conf, pod).address
     node.outside.ip(f"route add 10.55.1.0/24 via {node.NODE_IP}")
-    with node.outside.serving(8000, "udp"), pod.serving(8001, "udp"):
-        assert pod.asks(node.OUTSIDE_IP, 8000, "udp")
-        assert node.outside.asks(address, 8001, "udp")
-    assert tracked(node, f"src={address}") and tracked(node, f"dst={address}")
+    with node.outside.serving(8000, protocol), pod.serving(8001, protocol):
+        assert pod.asks(node.OUTSIDE_IP, 8000, protocol)
+        assert node.outside.asks(address, 8001, protocol)
+        pod.run(sys.executable, "-c", PING, ECHO.parent, node.OUTSIDE_IP)
+    for one in (protocol, "icmp"):
+        assert tracked(node, f"src={address}", protocol=one)
+    assert tracked(node, f"dst={address}", protocol=protocol)
     if by_the_daemon:
         env = json.dumps(node.environment("DEL", pod))
         assert node.runs(BURY, env, json.dumps(conf)) == [0, 1]
     else:
         node.delete(conf, pod).succeeds()
-    assert tracked(node, f"src={address}") == tracked(node, f"dst={address}") == []
+    for one in (protocol, "icmp"):
+        for way in ("src", "dst"):
+            assert tracked(node, f"{way}={address}", protocol=one) == []
 
 
 def test_a_pods_question_to_a_server_elsewhere_is_not_disturbed(node, datapath):

@@ -194,10 +194,11 @@ class TestAdd:
         for part in ("mtu", "17", "mode", "hots", "datapth", "datapath"):
             assert part in error["details"]
 
-    def test_network_policy_is_refused_as_long_as_nothing_enforces_it(self, node):
-        error = node.add(node.conf(enable_network_policy=True)).error
+    def test_network_policy_is_refused_for_links_that_are_not_ours(self, node):
+        conf = node.conf(enable_network_policy=True, delegate={"type": "bridge"})
+        error = node.add(conf).error
         assert error["code"] == 2
-        assert "does not enforce network policies yet" in error["msg"]
+        assert "only on links of its own" in error["msg"]
 
     def test_a_failure_half_way_leaves_nothing(self, node):
         taken = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]

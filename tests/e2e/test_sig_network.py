@@ -1,12 +1,14 @@
 """Upstream's specs of the network at Kubernetes by kubeadm, on two nodes of the lab.
 
 `make test-e2e` builds them first, so without that they are skipped. Which of them are not run is
-said here, with the reason. Every other one has to pass.
+said here, with the reason. Every other one has to pass. With HEADCNI_POLICIES=1 HeadCNI enforces
+network policies, for all specs, and those of network policies are run as well.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections import Counter
@@ -25,9 +27,10 @@ pytestmark = [
     pytest.mark.skipif(not tools.E2E.built, reason="run make test-e2e"),
     pytest.mark.timeout(LIMIT + 600),
 ]
+POLICIES = os.environ.get("HEADCNI_POLICIES") == "1"
 # What the names of specs that are not run have in common, and the reason.
 NOT_RUN = {
-    r"Netpol": "HeadCNI enforces no network policies, and says so",
+    **({} if POLICIES else {r"Netpol": "network policies are off, as by default"}),
     r"\[Feature:LoadBalancer\]": "nothing here gives out load balancers",
     r"\[Feature:IPv6DualStack\]|\[Feature:Networking-IPv6\]": "the cluster has IPv4 alone",
     r"\[Feature:SCTPConnectivity\]": "it needs a kernel with SCTP",
@@ -48,6 +51,7 @@ SKIP_THEMSELVES = {
 SERVICES_RANGE = "10.96.0.0/12"
 CONFORMANCE = r"\[Conformance\]"
 GRANULAR, SERVICES = "Granular Checks: Services", r"\[sig-network\] Services"
+NETPOL = r"\[sig-network\] Netpol"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ PARTS = {
     "conformance": Part(rf"\[sig-network\].*{CONFORMANCE}", (), 47),
     "granular": Part(GRANULAR, (CONFORMANCE,), 17),
     "services": Part(SERVICES, (CONFORMANCE,), 34),
-    "others": Part(r"\[sig-network\]", (CONFORMANCE, GRANULAR, SERVICES), 38),
+    "others": Part(r"\[sig-network\]", (CONFORMANCE, GRANULAR, SERVICES, NETPOL), 38),
+    **({"policies": Part(NETPOL, (), 47)} if POLICIES else {}),
 }
 
 
@@ -108,7 +113,7 @@ class Suite:
 def suite(tmp_path_factory):
     """With the images on the nodes that the specs ask for."""
     with made("e2e", kind="kubeadm") as cluster:
-        cluster.site()()
+        cluster.site(headcni_node_network_policy=POLICIES)()
         cluster.until_ready()
         lab = Lab.named(cluster.name)
         # Nobody answers for a service that is not served, whatever is outside of the lab.

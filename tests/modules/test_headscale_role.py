@@ -342,6 +342,20 @@ def test_merge_adds_the_rule_once_with_a_diff_and_keeps_the_comments(clustered, 
     clustered.ok("preflight")
 
 
+PROPOSE = {"ansible.builtin.import_tasks": str(CHECKOUT / "playbooks/tasks/propose_policy.yml")}
+
+
+def test_a_proposal_shows_the_missing_rule_and_writes_nothing(clustered, headscale):
+    """The tasks of playbooks/policy.yml, without --check and without --diff."""
+    headscale.ask("PUT", "policy", {"policy": OFFICE})
+    said = clustered.ok(then=[PROPOSE])
+    assert '+      "src": ["tag:headcni", "10.244.0.0/16", "fd44::/48"]' in said
+    assert headscale.policy == OFFICE
+    headscale.ask("PUT", "policy", {"policy": ALL_ALLOWED})
+    said = clustered.ok(then=[PROPOSE])
+    assert changes(said) == 0 and "+ " not in said
+
+
 def test_nodes_without_tags_are_let_through_as_their_users(clustered, headscale):
     headscale.ask("PUT", "policy", {"policy": OFFICE})
     clustered.vars.update(headscale_routes_policy="merge", headscale_routes_tags=[])

@@ -22,8 +22,10 @@ PATIENCE = 60.0
 class ApiServer:
     """Where it is, and its administrator."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, netns: str = "") -> None:
         self.folder, self.url = folder, f"https://127.0.0.1:{port}"
+        self.within = ("ip", "netns", "exec", netns) if netns else ()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.authority = Authority(folder)
         self.admin = folder / "admin.kubeconfig"
         certificate, key = self.authority.issue("admin", group="system:masters")
@@ -57,7 +59,7 @@ class ApiServer:
 
     def kubectl(self, *words: str, given: Any = None, check: bool = True) -> str:
         done = subprocess.run(
-            [self.kubectl_program, f"--kubeconfig={self.admin}", *words],
+            [*self.within, self.kubectl_program, f"--kubeconfig={self.admin}", *words],
             input=json.dumps(given) if given is not None else None,
             capture_output=True,
             text=True,
@@ -69,16 +71,17 @@ class ApiServer:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[ApiServer]:
+def serving(folder: Path, netns: str = "") -> Iterator[ApiServer]:
+    """On this machine's loopback, or on that of a network namespace."""
     etcd, peers, port = _free_ports(3)
-    server = ApiServer(folder, port)
+    server = ApiServer(folder, port, netns)
     certificate, key = server.authority.issue("kube-apiserver", ("127.0.0.1",))
     public, accounts = server.authority.issue("service-accounts")
     urls = f"http://127.0.0.1:{etcd}"
     with ExitStack() as running:
         _start(
             running,
-            folder,
+            server,
             "etcd",
             f"--data-dir={folder}/etcd",
             f"--listen-client-urls={urls}",
@@ -90,7 +93,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
         )
         _start(
             running,
-            folder,
+            server,
             "kube-apiserver",
             f"--etcd-servers={urls}",
             "--bind-address=127.0.0.1",
@@ -109,9 +112,11 @@ def serving(folder: Path) -> Iterator[ApiServer]:
         yield server
 
 
-def _start(running: ExitStack, folder: Path, name: str, *options: str) -> None:
-    log = running.enter_context((folder / f"{name}.log").open("wb"))
-    process = subprocess.Popen([tools.KUBERNETES.bin / name, *options], stdout=log, stderr=log)
+def _start(running: ExitStack, server: ApiServer, name: str, *options: str) -> None:
+    log = running.enter_context((server.folder / f"{name}.log").open("wb"))
+    command = [*server.within, str(tools.KUBERNETES.bin / name), *options]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    server.processes[name] = process
     running.callback(process.wait, 30)
     running.callback(process.terminate)
 

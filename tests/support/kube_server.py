@@ -142,6 +142,7 @@ class KubeServer:
     longest_token: float = 1e9  # seconds; fewer are granted if more are asked for
     clock: Callable[[], float] = time.time
     token_requests: list[dict[str, Any]] = field(default_factory=list)
+    forgets_lists: bool = False  # the rest of a list is too old to be asked for
     as_node: bool = False  # as the node authorizer has it: who is gone may not be asked about
 
     def __post_init__(self) -> None:
@@ -356,12 +357,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._status(404, "NotFound")
 
     def _matching(self, query: dict[str, str], namespace: str = "") -> list[dict[str, Any]]:
-        fields = dict(one.split("=") for one in query["fieldSelector"].split(","))
+        asked = query.get("fieldSelector", "")
+        fields = dict(one.split("=") for one in asked.split(",")) if asked else {}
         label, _, value = query.get("labelSelector", "").partition("=")
         return [
             one
             for one in self.server.owner.pods.values()
-            if one["spec"]["nodeName"] == fields["spec.nodeName"]
+            if one["spec"]["nodeName"] == fields.get("spec.nodeName", one["spec"]["nodeName"])
             and one["metadata"]["name"] == fields.get("metadata.name", one["metadata"]["name"])
             and (not label or one["metadata"]["labels"].get(label) == value)
             and namespace in ("", one["metadata"]["namespace"])
@@ -371,6 +373,9 @@ class _Handler(BaseHTTPRequestHandler):
         owner = self.server.owner
         with owner.lock:
             start = int(query.get("continue", 0))
+            if start and owner.forgets_lists:
+                self._status(410, "Expired")
+                return
             size = owner.page or int(query.get("limit", 500))
             meta = {"resourceVersion": str(owner.version)}
             if start + size < len(found):

@@ -61,11 +61,15 @@ def in_words(problem: Problem) -> str:
 
 def error(problems: Sequence[Problem], in_words: Callable[[Problem], str] = in_words) -> CniError:
     """One error for all mistakes. It names the first ones and counts the others."""
+    details = "; ".join(named_mistakes(problems, in_words))
+    return CniError(INVALID_CONFIG, f"the configuration has {_count(problems)}", details)
+
+
+def named_mistakes(problems: Sequence[Problem], in_words: Callable[[Problem], str]) -> list[str]:
+    """The first of them, and how many more there are."""
     named = [in_words(problem) for problem in problems[:MISTAKES_NAMED]]
-    if len(problems) > len(named):
-        named.append(f"and {len(problems) - len(named)} more")
-    count = _count(problems)
-    return CniError(INVALID_CONFIG, f"the configuration has {count}", "; ".join(named))
+    more = len(problems) - len(named)
+    return [*named, f"and {more} more"] if more else named
 
 
 def render(problems: Sequence[Problem], as_json: bool = False) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .ipam.config import ANNOTATIONS, IP_ANNOTATION, parse_address
+from .ipam.config import ANNOTATIONS, IP_ANNOTATION, POD_LABELS, parse_address
 from .model import Address, Bandwidth, Dns, PortMapping
 from .problems import Problem, Section
 from .skel import split_cni_args
@@ -26,7 +26,7 @@ _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
 _CNI_ARGS = (
     *("IgnoreUnknown", "IP", "MAC", "K8S_POD_NAMESPACE", "K8S_POD_NAME"),
-    *("K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"),
+    *("K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID", POD_LABELS),
 )
 
 _SPELLINGS = {

@@ -80,6 +80,7 @@ class Options:
     reserved_ports: Sequence[str] | None = None  # None: as the runtime has them
     host_ports_over_listeners: bool = False
     ip_annotation_namespaces: Sequence[str] = ()  # patterns
+    network_policy: bool = False
     ipam: str = "headcni-ipam"  # or "host-local"
     strategy: str = ""
     service_cidrs: Sequence[str] = ()
@@ -171,6 +172,8 @@ def _headcni_plugin(options: Options) -> dict[str, Any]:
         plugin["anti_spoofing"] = False
     if options.reserved_ports is not None:
         plugin["reserved_ports"] = list(options.reserved_ports)
+    if options.network_policy:
+        plugin["enable_network_policy"] = True
     if options.host_ports_over_listeners:
         plugin["host_ports_over_listeners"] = True
     plugin.update((key, value) for key, value in optional.items() if value)

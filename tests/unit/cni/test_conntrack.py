@@ -35,12 +35,16 @@ def message(protocol, port=53, answered_by=NODE, answering_port=53):
     )
 
 
+BOTH = (conntrack.UDP, conntrack.SCTP)
+
+
 def parsed(*args, **kwargs):
-    return conntrack.parse(socket.AF_INET, message(*args, **kwargs))
+    return conntrack.parse(socket.AF_INET, message(*args, **kwargs), BOTH)
 
 
-def test_only_udp_and_sctp_are_looked_at():
+def test_of_the_clients_of_host_ports_only_udp_and_sctp_are_looked_at():
     assert parsed(socket.IPPROTO_TCP) is None
+    assert conntrack.parse(socket.AF_INET, message(socket.IPPROTO_TCP)) is not None
     assert conntrack.parse(socket.AF_INET, struct.pack("=BBH", socket.AF_INET, 0, 0)) is None
     for protocol in (conntrack.UDP, conntrack.SCTP):
         entry = parsed(protocol, answered_by=POD)
@@ -73,7 +77,7 @@ def test_many_ports_or_addresses_are_one_question():
     assert len(conntrack._about_ports(4, conntrack.UDP, ports)) == 1
     assert len(conntrack._about_ports(4, conntrack.UDP, ports[:2])) == 3
     packed = [bytes([10, 0, 0, number]) for number in range(100)]
-    assert len(conntrack._about_addresses(socket.AF_INET, packed)) == 2
+    assert len(conntrack._about_addresses(socket.AF_INET, packed)) == 1
 
 
 def test_a_kernel_without_ctnetlink_fails_no_pod_and_is_told_of_once(monkeypatch, capsys):

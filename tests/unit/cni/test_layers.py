@@ -1,6 +1,6 @@
 """The import rules of the runtime: dependencies point one way, and only the daemon knows itself.
 
-    ctl, daemon → plugins, mesh, policy → chain, ipam, datapath → config, errors
+    ctl, daemon → plugins, mesh → policy → chain, ipam, datapath → config, errors
 
 A module may import from its own layer or a lower one. Parts that stand side by side in a layer
 (ctl and daemon; mesh and the plugins) do not import each other. Imports inside functions count;
@@ -28,8 +28,8 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
             *("deferred", "unrecorded"),
         ),
         "mesh": ("mesh",),
-        "policy": ("policy",),
     },
+    {"policy": ("policy",)},
     {
         "state": (
             *("address_sources", "chain", "exec", "ipam", "datapath"),
@@ -41,6 +41,7 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
             *("config", "delegates", "settings", "skel", "result", "subnet_env"),
             *("runtime_config", "ipam.config", "ipam.pool", "tailnet_access"),
             *("port_ranges", "problems", "range_checks", "shim", "validation"),
+            "pod_labels",
         ),
     },
     {

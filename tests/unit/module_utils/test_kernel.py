@@ -124,5 +124,32 @@ def test_anti_spoofing_needs_a_kernel_that_can_check_frames(monkeypatch):
     assert preflight_machine.kernel_features(without) == []
 
 
+def test_policies_on_a_bridge_need_br_netfilter_loaded_or_installed(tmp_path):
+    proc = str(tmp_path / "proc")
+    assert kernel.lacks_bridge_filter(proc, "/bin/true") == ""
+    assert "neither loaded nor installed" in kernel.lacks_bridge_filter(proc, "/bin/false")
+    assert "neither loaded nor installed" in kernel.lacks_bridge_filter(proc, "/no/modprobe")
+    loaded = tmp_path / "proc/sys/net/bridge/bridge-nf-call-iptables"
+    loaded.parent.mkdir(parents=True)
+    loaded.touch()
+    assert kernel.lacks_bridge_filter(proc, "/bin/false") == ""
+
+
+def test_preflight_names_what_a_node_lacks_for_policies(monkeypatch):
+    for name in ("tun", "nftables", "rules", "frame_filters"):
+        monkeypatch.setattr(kernel, f"lacks_{name}", lambda: "")
+    monkeypatch.setattr(kernel, "lacks_link", lambda _kind: "")
+    monkeypatch.setattr(kernel, "lacks_bridge_filter", lambda: "it is not installed")
+    given = {"datapath": "bridge", "conflist": {"network_policy": True}}
+    (problem,) = preflight_machine.kernel_features(given)
+    assert problem.startswith("kernel: no network policies on a bridge: it is not installed; ")
+    assert problem.endswith("or set headcni_node_datapath: routed")
+    assert preflight_machine.kernel_features({**given, "datapath": "routed"}) == []
+    assert preflight_machine.kernel_features({"datapath": "bridge", "conflist": {}}) == []
+    assert preflight_machine.policies(given) == []
+    given["conflist"]["anti_spoofing"] = False
+    assert "headcni_node_anti_spoofing: true" in preflight_machine.policies(given)[0]
+
+
 def test_a_device_that_is_not_there_is_missed(tmp_path):
     assert kernel.lacks_tun(str(tmp_path / "tun")) == "No such file or directory"

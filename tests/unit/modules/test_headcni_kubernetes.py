@@ -196,6 +196,31 @@ def test_a_node_may_ask_for_tokens_of_its_own_account_and_of_no_other():
         assert [subject["name"] for subject in one["subjects"]] == ["headcni-node-one"]
 
 
+def of_policies(name: str) -> str:
+    return f"clusterrolebinding.{RBAC}/headcni-node:policies:{name}"
+
+
+def test_only_nodes_with_policies_may_watch_them_and_only_as_long_as_they_have_them(tmp_path):
+    cluster = Cluster(tmp_path)
+    cluster(["one", "two"], policies_for=["two", "unknown"])
+    policies = of_policies("two")
+    assert {one for one in cluster.objects() if "policies" in one} == {policies}
+    assert not cluster(["one", "two"], policies_for=["two"])["changed"]
+    assert not cluster(["one"])["changed"], "a run for other nodes leaves it alone"
+    predicted = cluster(["one", "two"], check=True)
+    assert predicted["changed"] and policies in cluster.objects()
+    assert predicted["diff"] == {"before": f"{policies}\n", "after": ""}
+    assert cluster(["one", "two"])["changed"]
+    assert cluster.objects() == of_node("one") | of_node("two")
+
+
+def test_the_permission_for_policies_goes_with_the_node(tmp_path):
+    cluster = Cluster(tmp_path)
+    cluster(["one", "two"], policies_for=["one", "two"])
+    cluster(["one"], state="absent")
+    assert cluster.objects() == of_node("two") | {of_policies("two")}
+
+
 def test_only_nodes_that_need_a_token_get_one(tmp_path):
     cluster = Cluster(tmp_path)
     cluster(["one", "two"])

@@ -197,7 +197,9 @@ WRONG = [
     ("network: {3: 4}", "network.3", "a known key"),
     ("daemon: {logLevel: debug}", "daemon.logLevel", "logging.level"),
     ("security: {tls: {enabled: true}}", "security", "no such section"),
-    ("network: {enableNetworkPolicy: true}", "network.enableNetworkPolicy", "yet"),
+    ("network: {enableNetworkPolicy: yes please}", "network.enableNetworkPolicy", "true or false"),
+    ("network: {unknownPolicy: maybe}", "network.unknownPolicy", "deny or allow"),
+    ("network: {logDenied: 5000}", "network.logDenied", "0 to 1000"),
     ("headscale: {apiKeyFile: /k}", "headscale.apiKeyFile", "headscale.url"),
     (
         "network: {podCIDR: {nodeLocal: 10.9.0.0/24, base: 10.1.0.0/16}}",

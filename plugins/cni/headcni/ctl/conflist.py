@@ -111,6 +111,7 @@ def options(config: DaemonConfig) -> conflist.Options:
         headscale_url=config.headscale.url,
         tailscale_socket=config.tailscale.socket.path,
         magic_dns={key: value for key, value in named.items() if value},
+        network_policy=network.enable_network_policy,
         extra=extra,
     )
 

@@ -29,6 +29,7 @@ VERBS = {
     "status": "is the node well, and if not, what is the matter",
     "pods": "list the pod interfaces of this node",
     "routes": "compare the routes to the other nodes' pods with what they should be",
+    "policy": "list the network policies of pods, or explain who reaches whom by them",
     "events": "show pods' networks as they come and go",
     "diagnose": "compare everything with how it should be, and name each difference",
     "ping": "ask whether a pod reaches an address, and in packets how large",

@@ -46,6 +46,20 @@ def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
     return lines + ([f"  and {access['more']} more namespaces"] if access["more"] else [])
 
 
+def _policies(found: Optional[Mapping[str, Any]]) -> List[str]:
+    """A daemon of an earlier release does not enforce any."""
+    if found is None:
+        return []
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))
+    since = f"in force since {when}" if found["since"] else "not known yet"
+    unknown = found["unknown_pods"]
+    waiting = f", {unknown} of them not known yet ({found['unknown']})" if unknown else ""
+    return [
+        f"network policies: {found['policies']} from {found['source']}, {since}, "
+        f"for {found['pods']} pod interfaces{waiting}"
+    ]
+
+
 def _in_words(status: Dict[str, Any]) -> str:
     hours, rest = divmod(int(time.time() - status["since"]), 3600)
     lines = [
@@ -59,6 +73,7 @@ def _in_words(status: Dict[str, Any]) -> str:
     if expires := status.get("kubernetes_token_expires"):
         lines.append(f"token for Kubernetes: until {bearer_token.date(expires)}")
     lines += _tailnet(status.get("tailnet_access"))
+    lines += _policies(status.get("policies"))
     if status.get("answers"):  # a daemon of an earlier release does not have it
         lines.append(f"ports of this node that tailnet peers reach: {', '.join(status['answers'])}")
     lines += [f"firewall: {firewall['summary']}" for firewall in status["firewalls"]]

@@ -37,6 +37,7 @@ from .observe.events import ADDED, DELETED, FAILED, Event, Events
 from .observe.gauges import measure
 from .observe.metrics import Metrics
 from .observe.monitor import Monitor, ask
+from .policies import disabled
 from .readiness import Conditions, problem_of
 from .status import status_of
 from .systemd import restart_if_running
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .kubernetes.networks import PassReport
     from .kubernetes.pods import PodWatcher
     from .kubernetes.token import TokenKeeper
+    from .policies.policies import Policies
 
 log = logs.Log("daemon")
 
@@ -73,7 +75,9 @@ class Daemon:
         )
         self._store: Optional[Store] = None
         self.conditions = Conditions(self.server, lambda: self.store.lost)
-        self.control = Control(control_path(config), self.status, self.events)
+        self.control = Control(
+            control_path(config), self.status, self.events, self._answer_about_policies
+        )
         self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
         self.namespace = namespace_of(config, self.pod_cidrs)
         self.routes: Optional[RouteReconciler] = None
@@ -87,6 +91,9 @@ class Daemon:
             self._knows_an_api_server(),
             lambda: (*self.cluster_cidrs, *self.config.network.service_cidr),
         )
+        self.policies: Optional[Policies] = None
+        if config.network.enable_network_policy:
+            self.policies = self._make_policies()
         self.firewalls = Firewalls(
             lambda: self.store,
             self._pod_traffic,
@@ -113,7 +120,10 @@ class Daemon:
         return self._store
 
     def start(self) -> None:
-        """The CNI server first: pods can come as soon as the socket exists."""
+        """The CNI server first: pods can come as soon as the socket exists. Before that, policies:
+        no pod is to come without."""
+        if self.policies is not None:
+            self.policies.start()
         self.server.start()
         self._limit_pods()
         self.control.start()
@@ -132,7 +142,7 @@ class Daemon:
         self._upkeep.stop(STOP_SECONDS)
         for part in (
             *(self.token, self.pods, self.annotations),
-            *(self.keeper, self.routes, self.firewalls),
+            *(self.keeper, self.routes, self.firewalls, self.policies),
         ):
             if part is not None:
                 part.stop()
@@ -156,6 +166,8 @@ class Daemon:
         for change in differing.needs_restart:
             log.warn("unchanged until the daemon is restarted", key=str(change))
         self._limit_pods()
+        if self.policies is not None:
+            self.policies.configure()
         if self.config.daemon.reconcile_interval != before.daemon.reconcile_interval:
             self._set_pace()
         if self.config.ipam.gc_interval != before.ipam.gc_interval:
@@ -174,6 +186,8 @@ class Daemon:
         if self.pods is not None:
             self.pods.every(self._pods_interval)
         self.firewalls.every(self.config.daemon.reconcile_interval)
+        if self.policies is not None:
+            self.policies.enforcer.every(self.config.daemon.reconcile_interval)
 
     @property
     def _pods_interval(self) -> float:
@@ -183,7 +197,7 @@ class Daemon:
         return status_of(self)
 
     def is_healthy(self) -> bool:
-        watchers = (self.pods, self.annotations, self.token, self.firewalls)
+        watchers = (self.pods, self.annotations, self.token, self.firewalls, self.policies)
         parts = (self.server, self._upkeep, self.routes, self.keeper, *watchers)
         return all(part.is_alive() for part in parts if part is not None)
 
@@ -193,6 +207,8 @@ class Daemon:
             verb, outcome.network, outcome.pod, served.seconds, outcome.code, served.phases
         )
         self.metrics.responded(served.response)
+        if self.policies is not None and verb in _TOLD:
+            self.policies.source.pods_changed()
         if outcome.attachment is not None and verb in _TOLD:
             self.events.tell(Event.of(_TOLD[verb], outcome.attachment))
         elif outcome.code and verb == "ADD":
@@ -262,6 +278,26 @@ class Daemon:
         self.pods.start()
         if wanted.kubeconfig:  # kubelet renews the token of a pod
             self._start_token(Source(wanted.kubeconfig))
+
+    def _make_policies(self) -> Policies:
+        from .policies.setup import make
+
+        made = make(
+            lambda: self.config,
+            lambda: self.store,
+            self.metrics,
+            self._knows_an_api_server(),
+            os.path.dirname(os.path.abspath(self._path)),
+        )
+        self.conditions.fixed["policies"] = made.held_back
+        self.conditions.fixed["policy-source"] = made.not_known
+        return made
+
+    def _answer_about_policies(self, words: Sequence[str]) -> Mapping[str, Any]:
+        if self.policies is None:
+            why = "network.enableNetworkPolicy is false"
+            return {"error": f"this node does not enforce network policies: {why}"}
+        return self.policies.answer(words)
 
     def _start_token(self, source: Source) -> None:
         from .kubernetes.client import KubeClient
@@ -349,6 +385,8 @@ class Daemon:
         once there is a way to the mesh, and the search for leaked networks."""
         self._nft_trouble = problem_of(firewall.try_out)
         self._pass("namespace", self._ensure_namespace)
+        if self.policies is None:
+            self._pass("policies", lambda: disabled.withdraw(self.store))
         if self.routes is None:
             self._pass("routes", self._start_routes)
         self._sweep_when_due()

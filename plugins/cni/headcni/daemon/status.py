@@ -10,6 +10,7 @@ from .. import __version__
 from .. import settings as configuration
 from ..mesh import claims
 from .observe.monitor import ask
+from .policies import disabled
 
 if TYPE_CHECKING:
     from .daemon import Daemon
@@ -40,6 +41,7 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
             for firewall in daemon.firewalls.found
         ],
         "tailnet_access": daemon.tailnet.status(),
+        "policies": daemon.policies.status() if daemon.policies is not None else None,
         "alarms": [alarm._asdict() for alarm in daemon.conditions.report.alarms],
         "warnings": [warning._asdict() for warning in warnings_of(daemon)],
         "kubernetes_token_expires": daemon.token.expires if daemon.token is not None else 0.0,
@@ -54,6 +56,15 @@ def warnings_of(daemon: Daemon) -> list[claims.Alarm]:
     if daemon.token is not None and (said := daemon.token.trouble()):
         found.append(claims.Alarm("kubernetes-token", "", (), said))
     found += [claims.Alarm("tailnet-access", "", (), limit) for limit in _doubtful_limits(daemon)]
+    policies = daemon.policies
+    found += [
+        claims.Alarm("network-policy", "", (), warning)
+        for warning in (
+            policies.warnings()
+            if policies is not None
+            else disabled.promised(daemon.store, daemon.began)
+        )
+    ]
     return found
 
 

@@ -1,8 +1,11 @@
 """Connections that the kernel remembers although they lead to the wrong place.
 
 A client of UDP or SCTP that keeps its port keeps its conntrack entry, and with it the address that
-its first packet was translated to. So entries are deleted when a host port comes or goes, and when
-an address is released. TCP needs none of this: a new connection replaces the old entry.
+its first packet was translated to. So entries are deleted when a host port comes or goes. TCP does
+not need that: a new connection replaces the old entry.
+
+When an address is released, entries of every protocol are deleted: network policies let established
+connections pass, and the next pod with the address must not inherit any.
 
 One dump walks the kernel's whole table (6 ms if it is empty, some 20 with 50,000 entries). The
 kernel filters what it sends (CTA_FILTER, Linux 5.8), and the filter is applied here once more.
@@ -13,7 +16,7 @@ from __future__ import annotations
 import _socket as socket  # without what `socket` imports
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 from typing import Callable, NamedTuple, Optional
 
@@ -47,7 +50,7 @@ _told = False
 
 
 class Tuple(NamedTuple):
-    """One direction of a connection."""
+    """One direction of a connection. ICMP has no ports."""
 
     source: bytes
     destination: bytes
@@ -91,7 +94,8 @@ def forget_ports(ports: Sequence[HostPort]) -> None:
         for protocol in (UDP, SCTP):
             chosen = [port for port in mine if port.protocol == protocol]
             if chosen:
-                _forget(_about_ports(version, protocol, chosen), _port_matcher(chosen))
+                matches = _port_matcher(chosen)
+                _forget(_about_ports(version, protocol, chosen), matches, (UDP, SCTP))
 
 
 def forget_addresses(addresses: Sequence[Address]) -> None:
@@ -146,7 +150,7 @@ class _Local:
 
 def _about_addresses(family: int, packed: Sequence[bytes]) -> list[Question]:
     if len(packed) > EACH:
-        return [Question(family, protocol) for protocol in (UDP, SCTP)]
+        return [Question(family)]
     sent = [Question(family, source=one) for one in packed]
     return [*sent, *(Question(family, reply_source=one) for one in packed)]
 
@@ -161,7 +165,11 @@ def _address_matcher(packed: Sequence[bytes]) -> Callable[[Entry], bool]:
     return matches
 
 
-def _forget(questions: Iterable[Question], matches: Callable[[Entry], bool]) -> None:
+def _forget(
+    questions: Iterable[Question],
+    matches: Callable[[Entry], bool],
+    protocols: Collection[int] = (),
+) -> None:
     """A node that cannot do this still networks pods: it is said once, and not to the pod."""
     global _told
     if netns.read_sysctl(COUNT) in (None, "0"):
@@ -169,20 +177,21 @@ def _forget(questions: Iterable[Question], matches: Callable[[Entry], bool]) -> 
     try:
         with netfilter() as kernel:
             for question in questions:
-                _delete(kernel, question.family, filter(matches, _listed(kernel, question)))
+                listed = _listed(kernel, question, protocols)
+                _delete(kernel, question.family, filter(matches, listed))
     except (CniError, OSError) as problem:
         if not _told:
             _told = True
             print(
-                f'msg="stale UDP and SCTP connections cannot be deleted" error="{problem}" '
+                f'msg="stale connections cannot be deleted" error="{problem}" '
                 'fix="load nf_conntrack_netlink"',
                 file=sys.stderr,
             )
 
 
-def _listed(kernel: Netlink, question: Question) -> Iterator[Entry]:
+def _listed(kernel: Netlink, question: Question, protocols: Collection[int]) -> Iterator[Entry]:
     for body in kernel.dump(_request(question)):
-        entry = parse(question.family, body)
+        entry = parse(question.family, body, protocols)
         if entry is not None:
             yield entry
 
@@ -214,11 +223,13 @@ def _ip_source(family: int, packed: bytes) -> bytes:
     return nested(_TUPLE_IP, attribute(1 if family == socket.AF_INET else 3, packed))
 
 
-def parse(family: int, body: bytes) -> Optional[Entry]:
-    """An entry of UDP or SCTP from its message; None for any other."""
+def parse(family: int, body: bytes, protocols: Collection[int] = ()) -> Optional[Entry]:
+    """An entry from its message. With `protocols`, None for an entry of any other."""
     have = dict(attributes(body[4:]))
     original, reply = _tuple(have.get(_ORIG, b"")), _tuple(have.get(_REPLY, b""))
-    if original is None or reply is None or original.protocol not in (UDP, SCTP):
+    if original is None or reply is None:
+        return None
+    if protocols and original.protocol not in protocols:
         return None
     key = nested(_ORIG, have[_ORIG])
     for kind in (_ZONE, _ID):
@@ -231,10 +242,12 @@ def _tuple(data: bytes) -> Optional[Tuple]:
     parts = dict(attributes(data))
     addresses = dict(attributes(parts.get(_TUPLE_IP, b"")))
     protocol = dict(attributes(parts.get(_TUPLE_PROTO, b"")))
-    if len(addresses) != 2 or not {_PROTO_NUM, _SRC_PORT, _DST_PORT} <= set(protocol):
+    if len(addresses) != 2 or _PROTO_NUM not in protocol:
         return None
     source, destination = (addresses[kind] for kind in sorted(addresses))
-    ports = (struct.unpack("!H", protocol[kind])[0] for kind in (_SRC_PORT, _DST_PORT))
+    ports = (
+        struct.unpack("!H", protocol.get(kind, bytes(2)))[0] for kind in (_SRC_PORT, _DST_PORT)
+    )
     return Tuple(source, destination, protocol[_PROTO_NUM][0], *ports)
 
 

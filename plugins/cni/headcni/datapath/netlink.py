@@ -27,6 +27,7 @@ NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 NLMSGERR_ATTR_MSG = 1
 NLA_F_NESTED = 0x8000
 SIOCGIFINDEX = 0x8933
+SO_SNDBUFFORCE = 32
 RECEIVE_SECONDS = 10
 DUMP_TRIES = 10
 IDLE_KEPT = 16  # as many as calls that are at work at once
@@ -118,6 +119,15 @@ class Netlink:
 
     def close(self) -> None:
         self._socket.close()
+
+    def send_up_to(self, size: int) -> None:
+        """Have room for transactions of so many bytes, which are sent whole."""
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, size)
+
+    @property
+    def port(self) -> int:
+        """By which the kernel knows this socket; 0 before the first request."""
+        return int(self._socket.getsockname()[0])
 
     def __enter__(self) -> Netlink:
         return self

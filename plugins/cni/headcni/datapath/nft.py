@@ -24,6 +24,7 @@ from .netlink import (
     text,
 )
 
+POLICIES = "headcni-policy"  # the table of network policies
 LIBRARY = "libnftables.so.1"
 NFNL_SUBSYS_NFTABLES = 10
 NFT_MSG_GETTABLE, NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM = 1, 12, 14

@@ -23,7 +23,7 @@ from .netlink import (
     u32,
 )
 
-RTM_NEWLINK, RTM_DELLINK = 16, 17
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWQDISC = 20, 24, 26, 36
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 
@@ -32,6 +32,7 @@ IFLA_IFALIAS, IFLA_AF_SPEC, IFLA_GROUP, IFLA_NET_NS_FD = 20, 26, 27, 28
 IFLA_INFO_KIND, IFLA_INFO_DATA, IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 VETH_INFO_PEER = 1
 IFLA_BRPORT_MODE = 4  # hairpin
+_FILTERS = IFLA_BR_NF_CALL_IPTABLES, IFLA_BR_NF_CALL_IP6TABLES = 36, 37
 IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_NONE = 8, 1
 IFF_UP, IFF_PROMISC = 0x1, 0x100
 
@@ -128,6 +129,23 @@ def new_bridge(name: str, mtu: int, mac: str) -> Request:
     body += u32(IFLA_MTU, mtu) + _mac(mac) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "bridge"))
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(RTM_NEWLINK, flags, body, f"create the bridge {name}", fine=(errno.EEXIST,))
+
+
+def filter_bridged(name: str) -> Request:
+    """Have the packets between this bridge's ports pass the node's rules for forwarding, whatever
+    net.bridge.bridge-nf-call-iptables says for other bridges."""
+    flags = u8(IFLA_BR_NF_CALL_IPTABLES, 1) + u8(IFLA_BR_NF_CALL_IP6TABLES, 1)
+    kind = text(IFLA_INFO_KIND, "bridge") + nested(IFLA_INFO_DATA, flags)
+    body = _link() + text(IFLA_IFNAME, name) + nested(IFLA_LINKINFO, kind)
+    return Request(RTM_NEWLINK, 0, body, f"filter packets between the ports of {name}")
+
+
+def is_bridge_filtered(kernel: netlink.Netlink, name: str) -> bool:
+    body = _link() + text(IFLA_IFNAME, name)
+    answer = kernel.ask(Request(RTM_GETLINK, 0, body, f"look at {name}")) or b""
+    info = dict(netlink.attributes(dict(netlink.attributes(answer[16:])).get(IFLA_LINKINFO, b"")))
+    flags = dict(netlink.attributes(info.get(IFLA_INFO_DATA, b"")))
+    return all(flags.get(one) == b"\1" for one in _FILTERS)
 
 
 def link_up(name: str) -> Request:

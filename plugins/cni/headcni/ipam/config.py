@@ -22,6 +22,7 @@ ROUTE_KEYS = ("dst", "gw", "mtu", "advmss", "priority", "table", "scope")
 # The key of the pod's annotations in containerd and CRI-O, and the one that requests addresses.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 IP_ANNOTATION = "headcni.dev/ip"
+POD_LABELS = "HEADCNI_POD_LABELS"  # in CNI_ARGS
 
 # Limits for data of the author of a pod, or of a network that pods can use.
 MOST_REQUESTED = 16  # addresses, from each source

@@ -37,7 +37,6 @@ RETIRED: Dict[str, str] = {
     "tailscale.user": "no such key: the controller chooses who the node belongs to",
     "tailscale.tags": "no such key: the controller's pre-auth key carries the tags",
     "network.enableIPv6": "no such key: give an IPv6 range in network.podCIDR",
-    "network.enableNetworkPolicy": "false: HeadCNI does not enforce network policies yet",
     "ipam.subnets": "no such key: the ranges come from network.podCIDR",
     "dns.custom": "no such key: the dns section of the netconf has fixed servers",
     "logging.output": "no such key: the log goes to stderr, which the journal keeps",

@@ -203,6 +203,26 @@ class NetworkSection:
         "the same for pods of these namespaces, over their annotation headcni.dev/tailnet-access",
         live=True,
     )
+    enable_network_policy: bool = key(
+        False,
+        kinds.flag(),
+        "whether network policies are enforced for this node's pods; the plugin's "
+        "enable_network_policy must agree",
+    )
+    unknown_policy: str = key(
+        "deny",
+        kinds.choice("deny", "allow"),
+        "what a new pod may do while it is not known which policies select it, once any policy is "
+        "known: nothing, or everything",
+        live=True,
+    )
+    log_denied: int = key(
+        0,
+        kinds.number(0, 1000),
+        "how many packets per second that a pod's network policies deny are written to the "
+        "kernel's log; 0: none",
+        live=True,
+    )
 
 
 @dataclass(frozen=True)

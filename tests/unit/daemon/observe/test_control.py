@@ -21,10 +21,14 @@ def events():
     return Events()
 
 
+def about_policies(words):
+    return {"asked": list(words)}
+
+
 @pytest.fixture
 def control(events):
     with tempfile.TemporaryDirectory(prefix="hct-") as folder:
-        made = Control(f"{folder}/daemon.sock", lambda: {"ready": True}, events)
+        made = Control(f"{folder}/daemon.sock", lambda: {"ready": True}, events, about_policies)
         made.start()
         yield made
         made.stop()
@@ -50,6 +54,12 @@ def test_what_happened_and_what_happens(control, events):
         assert next(found)["reason"] == "before"
         threading.Timer(0.05, events.tell, [Event(ADDED, reason="after")]).start()
         assert next(found)["reason"] == "after"
+
+
+def test_a_question_about_policies_is_handed_on_with_its_words(control):
+    assert answers(control, "policy") == [{"asked": []}]
+    words = ["explain", "shop/web", "f" * 253, "80/tcp"]
+    assert answers(control, " ".join(["policy", *words])) == [{"asked": words}]
 
 
 def test_a_question_nobody_understands_says_what_there_is(control):

@@ -27,6 +27,7 @@ from ...exec import LeftToCaller, plugins_left_to_caller
 from ...plugins import headcni_ipam, loopback
 from ...plugins.headcni import plugin as headcni
 from ...plugins.headcni.node import Node
+from ...policy import admission
 from ...recover import recover
 from ...shim import NETNS, SOCKET
 from ...skel import Call, Outcome
@@ -208,8 +209,11 @@ class CniServer:
             return None
 
         before = attachment()
+        if env.get("CNI_COMMAND") == "ADD":
+            admission.expect(network, owner)
         with self._calls.left_to_its_shim(call):
             report = call.hand_back()
+        admission.settle()
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()

@@ -5,17 +5,15 @@ While the API server is away, the last known values stay.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from typing import Callable, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from ...log import Log
 from ...tailnet_access import ANNOTATION
-from .client import KubeClient
-from .errors import DENIED, GONE, REFUSED, KubeError
-from .watching import FIRST_PAUSE, LONGEST_PAUSE, keep_watching
-
-STOP_SECONDS = 5.0
+from .client import NAMESPACES, KubeClient
+from .objects import read_annotation
+from .watched import WatchedKind
+from .watching import FIRST_PAUSE, LONGEST_PAUSE
 
 log = Log("annotations")
 
@@ -29,59 +27,43 @@ class AnnotationWatcher:
         on_change: Callable[[Mapping[str, str]], None],
         pauses: Tuple[float, float] = (FIRST_PAUSE, LONGEST_PAUSE),
     ) -> None:
-        self._client, self._on_change, self._pauses = client, on_change, pauses
+        self._on_change = on_change
         self._known: dict[str, str] = {}
-        self._version = ""  # where to continue the watch; "" means to list again
-        self.problem = ""  # what only an operator can fix; PodWatcher reports a lost server
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="annotations", daemon=True)
+        self._watch: WatchedKind[str, Optional[str]] = WatchedKind(
+            client, NAMESPACES, _name, _annotation, self, pauses
+        )
+        self.start, self.stop = self._watch.start, self._watch.stop
+        self.is_alive = self._watch.is_alive
 
-    def start(self) -> None:
-        self._thread.start()
+    @property
+    def problem(self) -> str:
+        """What only an operator can fix; PodWatcher reports a lost server."""
+        return self._watch.lasting_problem
 
-    def stop(self) -> None:
-        self._stopping.set()
-        for _unused in range(int(STOP_SECONDS * 10)):
-            self._client.cancel()
-            self._thread.join(0.1)
-            if not self._thread.is_alive():
-                return
+    def listed(self, found: Mapping[str, Optional[str]], wrong: Mapping[str, str]) -> None:
+        for name, problem in wrong.items():
+            self.wrong(name, problem)
+        self._known = {name: text for name, text in found.items() if text is not None}
+        self._on_change(self._known)
 
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def _work(self) -> None:
-        keep_watching(self._attempt, self._lost, self._failed, self._stopping, self._pauses)
-
-    def _attempt(self, heard: Callable[[], None]) -> None:
-        if not self._version:
-            found = self._client.namespaces(ANNOTATION)
-            self._known, self._version = found.annotated, found.version
-            self._on_change(self._known)
-        with self._client.watch_namespaces(ANNOTATION, self._version) as changes:
-            self.problem = ""
-            for change in changes:
-                heard()
-                self._version = change.version
-                if change.name and self._known.get(change.name) != change.annotation:
-                    self._known.pop(change.name, None)
-                    if change.annotation is not None:
-                        self._known[change.name] = change.annotation
-                    self._on_change(self._known)
-
-    def _lost(self, problem: KubeError) -> None:
-        if problem.kind in (GONE, REFUSED):
-            self._version = ""
-        if problem.kind == GONE:
+    def changed(self, key: str, value: Optional[str]) -> None:
+        if self._known.get(key) == value:
             return
-        said = str(problem)
-        if problem.kind != DENIED:
-            log.debug("annotations of namespaces cannot be watched now", problem=said)
-        elif said != self.problem:
-            log.warn("annotations of namespaces cannot be watched", problem=said)
-            self.problem = said
+        self._known.pop(key, None)
+        if value is not None:
+            self._known[key] = value
+        self._on_change(self._known)
 
-    def _failed(self, bug: Exception) -> None:
-        self._version = ""
-        log.error("a bug in HeadCNI", problem=repr(bug))
-        self.problem = f"a bug in HeadCNI: {bug!r}"
+    def wrong(self, key: str, problem: str) -> None:
+        log.error("a namespace is not understood", namespace=key, problem=problem)
+
+    def gone(self, key: str) -> None:
+        self.changed(key, None)
+
+
+def _name(found: Mapping[str, Any]) -> str:
+    return read_annotation(found, ANNOTATION)[0]
+
+
+def _annotation(found: Mapping[str, Any]) -> Optional[str]:
+    return read_annotation(found, ANNOTATION)[1]

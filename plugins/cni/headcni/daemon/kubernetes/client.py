@@ -1,5 +1,5 @@
-"""A client for Kubernetes' API server: lists and watches of this node's pods, single pods, and an
-annotation of namespaces.
+"""A client for Kubernetes' API server: lists and watches of this node's pods, single pods, and all
+objects of a kind.
 
 It covers only what the daemon needs, on the standard library. The only thing it creates is a new
 token for its own account. Every exchange ends: by its time limit, by its size limit, or because
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from ...exchange import Connection, Exchange, Exchanges
@@ -35,15 +35,10 @@ from .errors import (
     stopped,
 )
 from .objects import (
-    BOOKMARK,
-    DELETED,
     Change,
-    NamespaceChange,
-    NamespaceList,
     Pod,
     PodList,
     quoted,
-    read_annotation,
     read_change,
     read_event,
     read_items,
@@ -57,13 +52,9 @@ WATCH_SECONDS = 300  # how long we ask the server to keep a watch open
 SILENCE_SECONDS = 150.0  # bookmarks come about every minute, but that is not guaranteed
 PAGE = 50  # pods in an answer: a whole page is in memory at once
 MAX_PODS = 10_000
-NAMESPACE_PAGE = 200
-MAX_NAMESPACES = 5_000
 LARGEST_ANSWER = 32 << 20
 LARGEST_EVENT = 8 << 20  # an object has at most 1.5 MiB in etcd; JSON is larger
 LONGEST_RETRY_AFTER = 60.0
-
-_NAMESPACES = "/api/v1/namespaces"
 
 T = TypeVar("T")
 Timed = Callable[[str], AbstractContextManager[None]]
@@ -81,6 +72,21 @@ class Selector:
         if self.labels:
             asked["labelSelector"] = self.labels
         return asked
+
+
+class Resource(NamedTuple):
+    """All objects of a kind, in all namespaces."""
+
+    path: str
+    kind: str
+    page: int  # objects in an answer: a whole page is in memory at once
+    most: int
+
+    def __str__(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+NAMESPACES = Resource("/api/v1/namespaces", "Namespace", page=200, most=20_000)
 
 
 class KubeClient:
@@ -159,33 +165,25 @@ class KubeClient:
         long. A KubeError of kind GONE means that the version is too old."""
         return self._watch("/api/v1/pods", selector.query(), version, read_change)
 
-    def namespaces(self, annotation: str) -> NamespaceList:
-        """The namespaces with the annotation."""
-        found: dict[str, str] = {}
-        query = {"limit": str(NAMESPACE_PAGE)}
+    def pages(self, resource: Resource) -> Iterator[tuple[list[Any], str]]:
+        """All objects of a kind in parts, each with the version of the whole list."""
+        count, query = 0, {"limit": str(resource.page)}
         while True:
-            answer = self._get("namespaces", _NAMESPACES, query)
-            items, version, meta = read_items(answer, "NamespaceList")
-            for name, text in (read_annotation(item, annotation) for item in items):
-                if text is not None:
-                    found[name] = text
-            if len(found) > MAX_NAMESPACES:
-                raise not_understood(f"it has more than {MAX_NAMESPACES} annotated namespaces")
+            answer = self._get(str(resource), resource.path, query)
+            items, version, meta = read_items(answer, f"{resource.kind}List")
+            count += len(items)
+            if count > resource.most:
+                raise not_understood(f"there are more than {resource.most} {resource}")
+            yield items, version
             if not meta.get("continue"):
-                return NamespaceList(found, version)
+                return
             query["continue"] = str(meta["continue"])
 
-    def watch_namespaces(
-        self, annotation: str, version: str
-    ) -> AbstractContextManager[Iterator[NamespaceChange]]:
-        def change(line: bytes) -> NamespaceChange:
-            kind, new_version, found = read_event(line)
-            if kind == BOOKMARK:
-                return NamespaceChange(new_version)
-            name, text = read_annotation(found, annotation)
-            return NamespaceChange(new_version, name, None if kind == DELETED else text)
-
-        return self._watch(_NAMESPACES, {}, version, change)
+    def watch_all(
+        self, resource: Resource, version: str
+    ) -> AbstractContextManager[Iterator[tuple[str, str, Mapping[str, Any]]]]:
+        """The events since a version: type, version and object."""
+        return self._watch(resource.path, {}, version, read_event)
 
     @contextmanager
     def _watch(
@@ -356,6 +354,11 @@ class KubeClient:
 def _lacks(asked: str) -> str:
     if asked.startswith("POST "):
         return "it needs create on serviceaccounts/token of its own account: run site.yml"
+    if "/networkpolicies" in asked:
+        return (
+            "it needs list and watch on networkpolicies: set headcni_node_network_policy and run "
+            "site.yml"
+        )
     return (
         "it needs list, watch and get on pods, get on nodes, and list and watch on namespaces: "
         "run site.yml"

@@ -41,21 +41,6 @@ class Pod(NamedTuple):
         return self.phase in ("Succeeded", "Failed")
 
 
-class NamespaceList(NamedTuple):
-    """The values of an annotation by namespace. Namespaces without it are left out."""
-
-    annotated: dict[str, str]
-    version: str
-
-
-class NamespaceChange(NamedTuple):
-    """An event of a watch. A bookmark has no name. `annotation` is None if there is none."""
-
-    version: str
-    name: str = ""
-    annotation: Optional[str] = None
-
-
 class PodList(NamedTuple):
     pods: tuple[Pod, ...]
     version: str  # where to continue the watch

@@ -3,6 +3,8 @@
     status            the state of everything
     events            what happened lately
     events follow     the same, and what happens from now on
+    policy            the network policies of this node's pods
+    policy explain SRC DST PORT/PROTOCOL
 
 It is a unix socket that only root may use. It works even if the monitor is turned off.
 """
@@ -15,7 +17,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Callable, Optional
 
@@ -24,7 +26,7 @@ from ...log import Log
 from .events import Events
 from .few_at_once import FewAtOnce
 
-LONGEST_QUESTION = 256
+LONGEST_QUESTION = 1024  # with the names of two pods
 CLIENTS = 16
 BUSY = b'{"error":"too many ask at once; try again"}\n'
 QUESTION_SECONDS = 5.0
@@ -37,9 +39,16 @@ log = Log("control")
 class Control:
     """Answers from start() to stop()."""
 
-    def __init__(self, path: str, status: Callable[[], Mapping[str, Any]], events: Events) -> None:
+    def __init__(
+        self,
+        path: str,
+        status: Callable[[], Mapping[str, Any]],
+        events: Events,
+        policy: Callable[[Sequence[str]], Mapping[str, Any]],
+    ) -> None:
+        """`policy` gets the words that follow its name in the question."""
         self.path = path
-        self.status, self.events = status, events
+        self.status, self.events, self.policy = status, events, policy
         self.stopping = threading.Event()
         self._server: Optional[_Server] = None
 
@@ -79,8 +88,11 @@ class Control:
             with self.events.following() as follower:
                 while not self.stopping.is_set():
                     yield follower.next(BEAT_SECONDS) or {}
+        elif question.split()[:1] == ["policy"]:
+            yield self.policy(question.split()[1:])
         else:
-            yield {"error": f"{question!r} is not one of: status, events, events follow"}
+            known = "status, events, events follow, policy, policy explain"
+            yield {"error": f"{question!r} is not one of: {known}"}
 
 
 class _Server(FewAtOnce, socketserver.UnixStreamServer):

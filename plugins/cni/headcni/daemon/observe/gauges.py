@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Callable, Tuple
+from typing import TYPE_CHECKING, Callable, Tuple
 
 from ...condition import Condition
 from ...ipam.allocate import Ipam
 from ...mesh.claims import REASONS, Refusal
 from ...store import Store
 from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from ..policies.policies import Policies
 
 
 def measure(
@@ -37,6 +40,44 @@ def measure(
         "Pod ranges that peers serve and that get no route, by the reason.",
         lambda: _by_reason(refusals()),
         ("reason",),
+    )
+
+
+def measure_policies(metrics: Metrics, policies: Policies) -> None:
+    """Only on a node that enforces network policies."""
+
+    def report(field: str) -> Callable[[], float]:
+        return lambda: float(getattr(policies.enforcer.report(), field))
+
+    metrics.gauge("policies", "Network policies of the cluster.", report("policies"))
+    metrics.gauge(
+        "policy_chains",
+        "Different combinations of network policies that select pods of this node.",
+        report("profiles"),
+    )
+    metrics.gauge(
+        "policy_set_elements",
+        "Elements of all sets and maps of the rules for network policies.",
+        report("elements"),
+    )
+    metrics.gauge(
+        "policy_unknown_pods",
+        "Pods of this node whose labels are not known yet.",
+        lambda: float(sum(not pod.known for pod in policies.enforcer.report().pods)),
+    )
+    metrics.gauge(
+        "policy_warnings",
+        "What keeps network policies from being enforced as written, as headcnictl shows it.",
+        lambda: float(len(policies.warnings())),
+    )
+    metrics.counted(
+        "policy_repairs", "Times that somebody had changed the rules.", report("repairs")
+    )
+    metrics.counted(
+        "policy_denied_packets",
+        "Packets that network policies denied to and from pods of this node.",
+        policies.denied_packets,
+        ("namespace", "policy", "direction"),
     )
 
 

@@ -14,12 +14,12 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Callable, Dict, Optional, Tuple, Union
+from typing import Callable, Dict, Optional, Tuple, Type, Union
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ... import errors
@@ -43,6 +43,7 @@ _VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 
 # What a provider returns: label values → value, or the value of a gauge without labels.
 Reading = Union[float, Mapping[Tuple[str, ...], float]]
+_Family = Type[Union[CounterMetricFamily, GaugeMetricFamily]]
 
 
 def error_type(code: int) -> str:
@@ -101,6 +102,12 @@ class Metrics:
             "reconcile_duration_seconds",
             "Time to compare and repair.",
             ("part", "outcome"),
+            REQUESTS,
+        )
+        self._policies = self._histogram(
+            "policy_apply_duration_seconds",
+            "Time to compile a change for network policies and hand it to the kernel.",
+            ("kind", "outcome"),
             REQUESTS,
         )
         self._allocations = self._counter("ip_allocations", "Allocations.", ("strategy",))
@@ -185,6 +192,12 @@ class Metrics:
         for action, count in changes.items():
             self._repairs.labels(part, action).inc(count)
 
+    def policies_applied(self, kind: str, seconds: float, ok: bool) -> None:
+        """A change of a pod, namespace or policy, or of everything (``all``)."""
+        self._policies.labels(kind, "ok" if ok else "error").observe(seconds)
+        if not ok:
+            self.failed("network-policy")
+
     @contextmanager
     def headscale(self, operation: str) -> Iterator[None]:
         """Measure a request to Headscale. It counts as failed if an exception leaves the block."""
@@ -210,9 +223,24 @@ class Metrics:
 
         A gauge that cannot be read is left out and counted; the others are still shown.
         """
-        self.registry.register(
-            _Provided(f"headcni_{name}", about, read, labels, self._scrape_errors.labels(name).inc)
-        )
+        self._provide(GaugeMetricFamily, name, about, read, labels)
+
+    def counted(
+        self, name: str, about: str, read: Callable[[], Reading], labels: Tuple[str, ...] = ()
+    ) -> None:
+        """The same for ``headcni_<name>_total``, which somebody else counts."""
+        self._provide(CounterMetricFamily, name, about, read, labels)
+
+    def _provide(
+        self,
+        family: _Family,
+        name: str,
+        about: str,
+        read: Callable[[], Reading],
+        labels: Tuple[str, ...],
+    ) -> None:
+        could_not = self._scrape_errors.labels(name).inc
+        self.registry.register(_Provided(family, f"headcni_{name}", about, read, labels, could_not))
 
     def conditions(self, read: Callable[[], Iterable[Tuple[str, bool]]]) -> None:
         """``headcni_condition``: 1 for each condition that holds, as in the answer of /ready."""
@@ -259,25 +287,26 @@ def _timed(histogram: Histogram, operation: str) -> Iterator[None]:
 
 
 class _Provided(Collector):
-    """A gauge whose values come from a provider."""
+    """A gauge or a counter whose values come from a provider."""
 
     def __init__(
         self,
+        family: _Family,
         name: str,
         about: str,
         read: Callable[[], Reading],
         labels: Tuple[str, ...],
         could_not: Callable[[], None],
     ) -> None:
-        self.name, self.about, self.read = name, about, read
+        self.family, self.name, self.about, self.read = family, name, about, read
         self.labels, self.could_not = labels, could_not
 
     def describe(self) -> Iterable[Metric]:
         """Lets the registry find duplicate names without reading the values."""
-        return [GaugeMetricFamily(self.name, self.about, labels=self.labels)]
+        return [self.family(self.name, self.about, labels=self.labels)]
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(self.name, self.about, labels=self.labels)
+        family = self.family(self.name, self.about, labels=self.labels)
         try:
             reading = self.read()
             told = reading if isinstance(reading, Mapping) else {(): reading}

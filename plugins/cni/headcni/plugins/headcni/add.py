@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ... import deferred, result, unrecorded
 from ...address_sources import ROUTE_NUMBERS, source_of
-from ...datapath import firewall, guard, link, netns, pod_ranges
+from ...datapath import firewall, guard, link, netns, nft, pod_ranges
 from ...datapath.netlink import Netlink
 from ...errors import (
     INVALID_CONFIG,
@@ -21,7 +21,7 @@ from ...errors import (
     CniError,
 )
 from ...model import Dns, LeasedAddress, NetworkConfig, Owner, Route
-from ...skel import Call
+from ...skel import Call, split_cni_args
 from ...store import Attachment, holder_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
     refuse_unsupported(network)
-    owner, pod = call.owner(network.name), call.pod
+    owner, pod, labels = call.owner(network.name), call.pod, _labels(network, call)
     store, kernel, opens = node.store, node.kernel, node.store.opens
     unrecorded.settle(store, owner)
     pending, known = store.read(lambda _unused: (store.tombstones(), store.attachment(owner)))
@@ -65,6 +65,10 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             addresses = given.addresses
             with node.phase("link"):
                 planned = link.plan(network, owner, addresses, given.routes)
+            if _has_policies(network):
+                with node.phase("policy"):
+                    _protect(node, network, owner, call, planned, undo)
+            with node.phase("link"):
                 station = guard.station_of(network, planned, pod)
                 cable = deferred.retried(
                     store, kernel, pending, lambda: _connect(kernel, network, planned, fd, station)
@@ -81,7 +85,7 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
             with node.phase("dns"):
                 dns = result.dns_of(_dns(network.dns, given.dns))
             made, host = _result(network, cable, call.netns, dns), cable.host
-        state = {"netns": sandbox, "ranges": ranges}
+        state = {"netns": sandbox, "ranges": ranges, **labels}
         node.attachment = Attachment(
             owner, pod, call.netns, host, dict(network.raw), made, state, time.time()
         )
@@ -93,11 +97,12 @@ def add(node: Node, network: NetworkConfig, call: Call) -> Mapping[str, Any]:
 
 def refuse_unsupported(network: NetworkConfig) -> None:
     """To ignore a setting that should protect pods would be worse than an error."""
-    if network.enable_network_policy:
+    if network.enable_network_policy and network.delegates:
         raise CniError(
             UNSUPPORTED_FIELD,
-            "enable_network_policy is true, but HeadCNI does not enforce network policies yet",
-            "set it to false, or chain a plugin that enforces them",
+            "enable_network_policy is true, but delegates make the pods' links, and HeadCNI "
+            "enforces network policies only on links of its own",
+            "set it to false, or take delegate and plugins out of the configuration",
         )
     if network.prev_result is not None and not network.delegates:
         raise CniError(
@@ -105,6 +110,36 @@ def refuse_unsupported(network: NetworkConfig) -> None:
             "headcni makes the pod's interface, so it must be the first plugin of the list",
             "a prevResult was given",
         )
+
+
+def _labels(network: NetworkConfig, call: Call) -> dict[str, Any]:
+    """For the daemon, if the pod's policies and labels do not come from Kubernetes."""
+    if not network.enable_network_policy:
+        return {}
+    from ... import pod_labels
+
+    found = pod_labels.of_call(split_cni_args(call.env.get("CNI_ARGS", "")), network.runtime_config)
+    return {"labels": found} if found else {}
+
+
+def _has_policies(network: NetworkConfig) -> bool:
+    """Whether network policies concern a pod: those of its network, or of another one, which may
+    have the same bridge."""
+    return network.enable_network_policy or nft.table_comment(nft.POLICIES) is not None
+
+
+def _protect(
+    node: Node,
+    network: NetworkConfig,
+    owner: Owner,
+    call: Call,
+    planned: link.Cable,
+    undo: ExitStack,
+) -> None:
+    from ...policy import admission  # most nodes have no policies
+
+    undo.callback(admission.dismiss, owner, [leased.address for leased in planned.addresses])
+    admission.admit(node.store, node.kernel, network, owner, call.pod, planned)
 
 
 def _sandbox(call: Call) -> list[int]:

@@ -19,6 +19,7 @@ from ...datapath.interfaces import Link
 from ...datapath.rtnl import IFF_PROMISC, IFF_UP, INGRESS_HANDLE, REDIRECT, RT_TABLE_MAIN
 from ...errors import CHECK_FAILED, UNKNOWN_CONTAINER, CniError
 from ...model import Address, NetworkConfig, Owner, Route
+from ...policy import admission
 from ...skel import Call
 from ...store import Attachment
 
@@ -70,6 +71,7 @@ def differences(node: Node, network: NetworkConfig, owner: Owner, call: Call) ->
     station = guard.station_of_attachment(known)
     if station is not None:
         found += filter(None, [guard.difference(node.kernel, station)])
+    found += admission.differences(node.kernel, known)
     if known.result.get("ips") and firewall.concerns(node.store, network):
         found += firewall.differences(node.store, owner, shared=True)
     return found

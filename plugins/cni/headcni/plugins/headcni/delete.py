@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Callable, Optional
 
 from ... import config, deferred, unrecorded
 from ...address_sources import Source, source_of
-from ...datapath import firewall, host_ports, link
+from ...datapath import firewall, host_ports, link, nft
 from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...model import Address, NetworkConfig, Owner
@@ -52,14 +52,14 @@ def undo(
     if links_wait is not None and withdrawn and not source.runs_plugin:
         index = link.cut(node.kernel, name)
         if index:
-            _forget_limits(node, known)
+            _forget_limits(node, owner, known)
             deferred.defer(node.store, owner, index)
             links_wait()
             return
     _try_each(
         failures,
         lambda: link.cut(node.kernel, name),
-        lambda: _forget_limits(node, known),
+        lambda: _forget_limits(node, owner, known),
         lambda: link.disconnect(node.kernel, name),
     )
     if withdrawn:  # otherwise a host port would lead to the next pod with the address
@@ -124,10 +124,15 @@ def _addresses_behind(kernel: Netlink, name: str) -> Iterator[Address]:
     yield from seen.given(links, kernel).get(name, ())
 
 
-def _forget_limits(node: Node, known: Optional[Attachment]) -> None:
+def _forget_limits(node: Node, owner: Owner, known: Optional[Attachment]) -> None:
     """After the link is down, because the pod must stay limited as long as it can send."""
-    if known is not None:
-        firewall.forget_limits(node.store, addresses_of(known.result))
+    addresses = addresses_of(known.result) if known is not None else []
+    if addresses:
+        firewall.forget_limits(node.store, addresses)
+    if nft.table_comment(nft.POLICIES) is not None:
+        from ...policy import admission  # most nodes have no policies
+
+        admission.dismiss(owner, addresses)
 
 
 def _release(node: Node, owner: Owner, source: Source, call: Call) -> None:

@@ -28,6 +28,10 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
         chain.status(network, call.env)
         return
     source_of(network).status(call.env)
+    if network.enable_network_policy and network.datapath != "routed":
+        from ...policy import admission
+
+        admission.ensure_bridge_filter()
     if network.ip_masq and not firewall.is_current(node.store):
         firewall.try_out()  # no pod has used the rules yet
     if {"headscale_url", "tailscale_socket"} & set(network.raw):
