@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cni_node import mapped
 from policy_node import (
     PORTS,
     Station,
@@ -120,4 +121,34 @@ def test_pods_of_another_ipam_are_protected_when_their_add_returns(node, daemon,
         assert stations[0].tries([(*attempt[:3], 5.0)]) == [True]
     finally:
         for one in stations:
+            one.end()
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_host_ports_are_judged_by_the_pod_behind_them(node, daemon, datapath, version):
+    """And a pod reaches itself by its host port, through the node and back."""
+    objects = [pod_object("shop", name, {"app": name}) for name in ("web", "mate")]
+    daemon.ask("world", {"pods": objects, "policies": [policy_object("shop", "deny", DENY)]})
+    conf = node.dual(enable_network_policy=True, datapath=datapath)
+    stations = {"world": Station(node.outside, [])}
+    for name, ports in (("web", mapped((9080, PORTS[0], "tcp"))), ("mate", {})):
+        netns, answer = add(node, {**conf, **ports}, name, daemon=daemon)
+        answer.succeeds()
+        stations[name] = Station(netns, [])
+    host = {4: node.NODE_IP, 6: node.NODE_IP6}[version]
+    caller = {4: f"{node.OUTSIDE_IP}/32", 6: f"{node.OUTSIDE_IP6}/128"}[version]
+
+    def reaches(name, seconds):
+        return stations[name].tries([("tcp", host, 9080, seconds)]) == [True]
+
+    try:
+        assert reaches("web", 5.0), "itself"
+        assert not reaches("mate", 0.5) and not reaches("world", 0.5)
+        rules = [{"from": [{"ipBlock": {"cidr": caller}}], "ports": [{"port": PORTS[0]}]}]
+        found = policy_object("shop", "world", {"podSelector": {}, "ingress": rules})
+        daemon.ask("policy", {"key": ["shop", "world"], "object": found})
+        assert reaches("world", 5.0), "its real address is allowed, on the pod's port"
+        assert not reaches("mate", 0.5)
+    finally:
+        for one in stations.values():
             one.end()

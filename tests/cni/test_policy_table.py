@@ -448,6 +448,9 @@ class Stage:
 
     def __init__(self, node: CniNode, datapath: str) -> None:
         self.node, self.daemon = node, PolicyDaemon(node)
+        # The node's other bridges are left alone, and ours must not depend on what is said of them.
+        for which in ("iptables", "ip6tables"):
+            node.netns.run("sysctl", "-qw", f"net.bridge.bridge-nf-call-{which}=0")
         conf = node.dual(enable_network_policy=True, datapath=datapath)
         ports = {("shop", "web"): WEB_PORTS, ("ops", "mate"): MATE_PORTS}
         objects = [pod_object(*key, labels, ports.get(key)) for key, labels in PODS.items()]

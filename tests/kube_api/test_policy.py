@@ -151,6 +151,9 @@ def node(tmp_path, plugins) -> Iterator[Node]:
             made = Node(served, server)
             made.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
             yield made
+            for daemon in served.servers:  # a server that is watched takes long to end
+                daemon.kill()
+                daemon.wait(10)
     finally:
         served.remove()
 
