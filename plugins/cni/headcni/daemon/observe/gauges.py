@@ -20,21 +20,30 @@ def measure(
     refusals: Callable[[], Iterable[Refusal]],
 ) -> None:
     metrics.conditions(lambda: ((condition.name, condition.ok) for condition in conditions()))
-    metrics.gauge("cni_calls", "Calls at work or waiting.", lambda: float(calls()))
+    metrics.gauge(
+        "cni_calls",
+        "Calls of the plugin that are being served or are waiting. Normal: 0; more for a moment.",
+        lambda: float(calls()),
+    )
     metrics.gauge(
         "attachments",
-        "Pod interfaces.",
+        "Pod interfaces of this node. Normal: one for each pod that does not use the host network.",
         lambda: float(sum(store().attachment_counts().values())),
     )
     metrics.gauge(
         "links_to_delete",
-        "Links of deleted pods that are still there.",
+        "Network links of deleted pods that await their deletion. Normal: 0; more for a moment.",
         lambda: float(len(store().tombstones())),
     )
-    metrics.gauge("ip_pool_addresses", "Addresses.", lambda: _pools(store()), ("network", "state"))
+    metrics.gauge(
+        "ip_pool_addresses",
+        "Addresses of this node's pools, by their state. Normal: more than a tenth is free.",
+        lambda: _pools(store()),
+        ("network", "state"),
+    )
     metrics.gauge(
         "refused_claims",
-        "Pod ranges that peers serve and that get no route, by the reason.",
+        "Pod ranges that peers advertise and that this node refuses, by reason. Normal: 0.",
         lambda: _by_reason(refusals()),
         ("reason",),
     )

@@ -1,0 +1,58 @@
+"""The parts of the documentation that are generated from the code: `make reference` writes them.
+
+A part stands between two comments in a page, and the text around it is written by hand:
+
+    <!-- generated: NAME -->
+    <!-- end of NAME -->
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Callable
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(CHECKOUT / "plugins/cni"))
+
+import metrics_table  # noqa: E402
+
+Parts = Mapping[str, Callable[[], str]]
+PAGES: Mapping[str, Parts] = {
+    "docs/metrics.md": {
+        "headcni": lambda: metrics_table.table(ours=True),
+        "process": lambda: metrics_table.table(ours=False),
+    },
+}
+
+
+def filled(text: str, parts: Parts) -> str:
+    """The page with its parts as the code has them now."""
+    for name, part in parts.items():
+        between = re.compile(rf"(?s)(<!-- generated: {name} -->\n).*?(<!-- end of {name} -->)")
+        content = f"\n{part()}\n\n"
+        text, count = between.subn(lambda found, new=content: found[1] + new + found[2], text)
+        if count != 1:
+            raise SystemExit(f"the page needs exactly one part <!-- generated: {name} -->")
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for page, parts in PAGES.items():
+        path = CHECKOUT / page
+        before = path.read_text()
+        if (after := filled(before, parts)) != before:
+            stale.append(page)
+            if "--check" not in arguments:
+                path.write_text(after)
+    for page in stale:
+        print(f"{page} {'is out of date' if '--check' in arguments else 'written'}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
