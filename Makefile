@@ -191,6 +191,10 @@ fmt: .venv/ready ## format the Python code and fix what ruff can fix
 	ruff format $(PYTHON_SOURCES)
 	ruff check --fix $(PYTHON_SOURCES)
 
+.PHONY: reference
+reference: .venv/ready ## update the parts of docs/ that are generated from the code
+	@$(PY) tests/support/generated_pages.py
+
 .PHONY: lock
 lock: .venv/ready ## update the lock file of every requirements.in
 	$(PY) -m pip install --quiet pip-tools

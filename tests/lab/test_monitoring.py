@@ -82,17 +82,17 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
     hosts = lab.inventory()["_meta"]["hostvars"]
     addresses = {node: hosts[node]["ansible_host"] for node in NODES}
     for number, node in enumerate(NODES, 1):
-        lab.write(node, f"{HOME}/api-key", key)
-        lab.write(node, f"{HOME}/kubeconfig", kubernetes.encode())
-        lab.on(node, f"chmod 600 {HOME}/api-key {HOME}/kubeconfig")
+        lab.write(node, "/etc/headcni/api-key", key)
+        lab.write(node, "/etc/headcni/kubeconfig", kubernetes.encode())
+        lab.on(node, "chmod 600 /etc/headcni/api-key /etc/headcni/kubeconfig")
         config: dict[str, Any] = {
             "daemon": {"reconcileInterval": "2s"},
             "network": {"podCIDR": {"nodeLocal": f"10.55.{number}.0/24", "base": "10.55.0.0/16"}},
-            "headscale": {"url": known["lab_headscale_url"], "apiKeyFile": f"{HOME}/api-key"},
+            "headscale": {"url": known["lab_headscale_url"], "apiKeyFile": "/etc/headcni/api-key"},
             "monitoring": {"address": "0.0.0.0"},
         }
         if node == "node1":
-            config["daemon"] |= {"kubeconfig": f"{HOME}/kubeconfig", "nodeName": "node1"}
+            config["daemon"] |= {"kubeconfig": "/etc/headcni/kubeconfig", "nodeName": "node1"}
         lab.write(node, "/etc/headcni/config.yaml", yaml.safe_dump(config).encode())
         plugin = {
             "type": "headcni",
@@ -132,7 +132,8 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             lab.on(
                 node,
                 "systemctl stop headcni-daemon; ip link del headcni0;"
-                f" rm -rf {HOME} /etc/headcni/config.yaml /etc/cni/net.d/10-watched.conflist"
+                f" rm -rf {HOME}; cd /etc/headcni && rm -f config.yaml api-key kubeconfig;"
+                " rm -f /etc/cni/net.d/10-watched.conflist"
                 " /etc/systemd/system/headcni-*; systemctl daemon-reload",
                 check=False,
             )
@@ -185,8 +186,8 @@ def test_every_query_of_a_panel_returns_data(busy, title, expression):
 
 def test_prometheus_scrapes_both_daemons_and_evaluates_every_alert(busy):
     up = asked(busy, 'up{job="headcni"}')
-    assert {series["metric"]["instance"]: series["value"][1] for series in up} == {
-        node: "1" for node in NODES
-    }
+    assert {series["metric"]["instance"]: series["value"][1] for series in up} == dict.fromkeys(
+        NODES, "1"
+    )
     rules = json.loads(busy.on("node1", f"curl -sS {PROMETHEUS}/api/v1/rules"))["data"]["groups"]
     assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}

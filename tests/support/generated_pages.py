@@ -18,10 +18,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(CHECKOUT / "plugins/cni"))
 
+import errors_table  # noqa: E402
 import metrics_table  # noqa: E402
+
+from headcni.ctl import explanations  # noqa: E402
 
 Parts = Mapping[str, Callable[[], str]]
 PAGES: Mapping[str, Parts] = {
+    "docs/errors.md": {
+        "codes": lambda: errors_table.table(explanations.CODES, codes=True),
+        "conditions": lambda: errors_table.table(explanations.CONDITIONS),
+        "refused ranges": lambda: errors_table.table(explanations.REFUSED_RANGES),
+    },
     "docs/metrics.md": {
         "headcni": lambda: metrics_table.table(ours=True),
         "process": lambda: metrics_table.table(ours=False),

@@ -104,7 +104,9 @@ def test_a_panel_shows_metrics_that_exist_and_says_what_they_mean(panel):
 
 
 def test_every_metric_of_ours_is_on_the_dashboard():
-    shown = {name for panel in PANELS for target in panel["targets"] for name in used(target["expr"])}
+    shown = {
+        name for panel in PANELS for target in panel["targets"] for name in used(target["expr"])
+    }
     bare = {re.sub(r"_(bucket|count|sum)$", "", name) for name in shown}
     ours = {row.name for row in metrics_table.rows() if row.name.startswith("headcni_")}
     assert ours - bare == set(HIDDEN)
