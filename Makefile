@@ -191,6 +191,11 @@ fmt: .venv/ready ## format the Python code and fix what ruff can fix
 	ruff format $(PYTHON_SOURCES)
 	ruff check --fix $(PYTHON_SOURCES)
 
+.PHONY: docs
+docs: .venv/ready .venv-docs/ready ## build the documentation site into dist/docs, and check every link
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "  ✓ dist/docs: .venv-docs/bin/mkdocs serve shows it at http://127.0.0.1:8000"
+
 .PHONY: reference
 reference: .venv/ready ## update the parts of docs/ that are generated from the code
 	@$(PY) tests/support/generated_pages.py
@@ -207,6 +212,9 @@ lock: .venv/ready ## update the lock file of every requirements.in
 	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file plugins/cni/native/requirements.lock plugins/cni/native/requirements.in
+	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file docs/site/requirements.lock docs/site/requirements.in
 
 .PHONY: checksums
 checksums: ## record the SHA-256 sums of a Tailscale version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
@@ -222,7 +230,7 @@ release: native-shim ## build dist/headcni-runtime-VERSION.tar.gz, which nodes i
 
 .PHONY: clean
 clean: ## delete the venv and the files that tools left in the checkout, but not the cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
+	rm -rf .venv .venv-docs .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
 
 # Targets that the targets above depend on.
 .PHONY: check-lab
@@ -246,6 +254,16 @@ cache: check-lab packages
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 	@echo "  ✓ Python requirements installed"
+
+.venv-docs/ready: docs/site/requirements.lock docs/site/mermaid.lock
+	@echo "  … installing the documentation's requirements into .venv-docs"
+	@rm -rf .venv-docs
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r docs/site/requirements.lock
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--no-deps -r docs/site/mermaid.lock
+	@touch $@
 
 .PHONY: help
 help:

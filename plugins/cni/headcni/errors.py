@@ -72,7 +72,7 @@ class CniError(Exception):
         """For the container runtime, which shows it in the pod's events. The details end with what
         explains the error; codes of other plugins are theirs to explain."""
         answer: Dict[str, Any] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
-        explained = f"see headcnictl explain {id_of(self.code)}" if self.code in CODES else ""
-        if said := "; ".join(filter(None, (self.details, explained))):
+        explained = f"[headcnictl explain {id_of(self.code)}]" if self.code in CODES else ""
+        if said := " ".join(filter(None, (self.details, explained))):
             answer["details"] = said
         return answer

@@ -75,9 +75,9 @@ def test_ids_and_names_are_unique():
 @pytest.mark.parametrize("each", CODES, ids=lambda each: each.name)
 def test_the_answer_to_the_runtime_names_the_id(each):
     answer = CniError(each.number, "it failed", "because").as_dict("1.1.0")
-    assert answer["details"] == f"because; see headcnictl explain {each.id}"
+    assert answer["details"] == f"because [headcnictl explain {each.id}]"
     assert CniError(each.number, "it failed").as_dict("1.1.0")["details"] == (
-        f"see headcnictl explain {each.id}"
+        f"[headcnictl explain {each.id}]"
     )
 
 
