@@ -178,7 +178,7 @@ bench: cache .venv/ready ## compare with the Go plugins, measured in the same ru
 	$(PY) -m bench $(ONLY)
 
 ##@ The code
-PYTHON_SOURCES := bench molecule lab plugins tests inventories/lab
+PYTHON_SOURCES := bench docs/site molecule lab plugins tests inventories/lab
 .PHONY: lint
 lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 	ruff format --check $(PYTHON_SOURCES)

@@ -71,7 +71,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def _mermaid() -> Path:
     found = importlib.util.find_spec("nicegui")
     if found is None or found.origin is None:
-        raise PluginError("Mermaid is missing: run make docs, which installs docs/site/mermaid.lock")
+        raise PluginError(
+            "Mermaid is missing: run make docs, which installs docs/site/mermaid.lock"
+        )
     return Path(found.origin).parent / "elements/mermaid/dist"
 
 

@@ -21,10 +21,24 @@ if __name__ == "__main__":
 import errors_table  # noqa: E402
 import metrics_table  # noqa: E402
 
+from headcni import settings  # noqa: E402
 from headcni.ctl import explanations  # noqa: E402
 
 Parts = Mapping[str, Callable[[], str]]
+
+
+def daemon_keys() -> str:
+    """Every key of config.yaml, as the code has it."""
+    lines = ["| key | meaning | default | changed by |", "| --- | --- | --- | --- |"]
+    for path, about, default, live in settings.described():
+        plain = str(default).lower() if isinstance(default, bool) else str(default)
+        shown = "" if default in ("", []) else f"`{plain}`"
+        lines.append(f"| `{path}` | {about} | {shown} | {'reload' if live else 'restart'} |")
+    return "\n".join(lines)
+
+
 PAGES: Mapping[str, Parts] = {
+    "docs/configuration.md": {"daemon keys": daemon_keys},
     "docs/errors.md": {
         "codes": lambda: errors_table.table(explanations.CODES, codes=True),
         "conditions": lambda: errors_table.table(explanations.CONDITIONS),

@@ -9,8 +9,8 @@ import pytest
 from lab_command import CHECKOUT
 
 from headcni import config as netconf
-from headcni import subnet_env
 from headcni import settings as config
+from headcni import subnet_env
 from headcni.ipam import config as ipam
 from headcni.settings import DaemonConfig
 
@@ -51,17 +51,6 @@ def test_every_variable_is_described():
     assert {"HEADCNI_DATA_DIR", "HEADCNI_CHAIN", "HEADCNI_MTU"} <= used
     told = first_cells(CONFIGURATION) | {"HEADCNI_CHAIN", "HEADCNI_PROGRAM"}  # nobody's but ours
     assert used <= told
-
-
-def test_every_key_of_the_daemon_is_described_as_the_code_has_it():
-    listed = {row[0][2:].strip("`"): row[1:] for row in rows(CONFIGURATION)}
-    for path, about, default, live in config.described():
-        assert path in listed, f"docs/configuration.md lacks {path}"
-        meaning, shown, changed = listed[path]
-        assert meaning == about
-        plain = str(default).lower() if isinstance(default, bool) else str(default)
-        assert shown == ("" if default in ("", []) else f"`{plain}`")
-        assert changed == ("reload |" if live else "restart |")
 
 
 def test_the_example_of_config_yaml_is_valid_and_shows_every_key():
