@@ -39,6 +39,7 @@ VERBS = {
     "own-networks": "reach the node's own networks directly, whatever peers advertise",
     "mode": "go from host to daemon mode or back, with pods running",
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
+    "convert": "translate the configuration of the Go HeadCNI",
     "explain": "say why an error occurs and what to do about it, by its ID",
     "version": "print the versions of HeadCNI, CNI and Python, and the active shim",
 }
