@@ -139,7 +139,7 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             )
 
 
-# A pod that stays, and pods that come and go, one of them with an address that it cannot have.
+# A pod that stays, pods that come and go, and pods that ask for the address of the first one.
 PODS = """
 export CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d
 cnitool() { /opt/lab/cni/cnitool "$1" watched "/run/netns/$2"; }
@@ -147,7 +147,7 @@ ip netns add watched-stays; cnitool add watched-stays
 for n in 1 2 3; do
   ip netns add watched
   cnitool add watched; cnitool check watched; cnitool del watched
-  CNI_ARGS='IgnoreUnknown=1;IP=10.99.0.1' cnitool add watched
+  CNI_ARGS='IgnoreUnknown=1;IP=10.55.1.2' cnitool add watched
   ip netns del watched; sleep 1
 done >/dev/null 2>&1
 """

@@ -1,4 +1,4 @@
-"""headcnictl convert: no key of a Go configuration is dropped in silence, and the result is valid."""
+"""headcnictl convert: it drops no key of a Go configuration in silence, and its result is valid."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _take_conflist(found: Conversion, path: str, value: Mapping[str, Any]) -> No
 
 
 def _take_netconf(found: Conversion, value: Mapping[str, Any]) -> None:
-    ipam = value.get("ipam") if isinstance(value.get("ipam"), Mapping) else {}
+    ipam = _section(value, "ipam")
     for path, one in _leaves(value, ("ipam", "magic_dns")):
         if path in OF_NETCONF:
             found.set(OF_NETCONF[path], one, path)
