@@ -63,7 +63,7 @@ one_by_one = MAKEFLAGS='$(filter-out -j% --jobserver%,$(MAKEFLAGS))' $(MAKE) --n
 .PHONY: test-the-code test-the-machine
 test-the-code:
 	@log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; \
-	$(one_by_one) lint test-unit test-collection test-sanity test-headscale >$$log 2>&1
+	$(one_by_one) lint docs test-unit test-collection test-sanity test-headscale >$$log 2>&1
 test-the-machine:
 	@$(one_by_one) test-cni test-daemon test-lab
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from kube_server import KubeServer, pod
 from lab_command import CHECKOUT, LabCommand
+from patience import until
 
 MONITORING = CHECKOUT / "monitoring"
 NODES = ("node1", "node2")
@@ -180,8 +181,11 @@ def asked(lab: LabCommand, expression: str) -> list[dict[str, Any]]:
 )
 def test_every_query_of_a_panel_returns_data(busy, title, expression):
     filled = expression.replace("$instance", ".*").replace("$__rate_interval", "2m")
-    values = [series["value"][1] for series in asked(busy, filled)]
-    assert any(value != "NaN" for value in values), f"{title}: {filled} → {values}"
+
+    def has_data() -> bool:
+        return any(series["value"][1] != "NaN" for series in asked(busy, filled))
+
+    until(has_data, 60, f"{title} has data: {filled}", every=2)
 
 
 def test_prometheus_scrapes_both_daemons_and_evaluates_every_alert(busy):
