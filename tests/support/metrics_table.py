@@ -1,7 +1,8 @@
 """Every metric of the daemon, as a table for docs/metrics.md.
 
-Counters and histograms are those of a new ``Metrics``. Gauges are registered all over the daemon,
-some of them only if there is an API server, so their calls are read from the source code.
+Most counters and histograms are those of a new ``Metrics``. Gauges, and counters that somebody else
+counts, are registered all over the daemon, some of them only if there is an API server. Their calls
+are read from the source code.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ OF_THE_CLIENT = {
 }
 
 
+# The methods of Metrics that register a metric, each with the type and the suffix of its name.
+REGISTERING = {"gauge": ("gauge", ""), "counted": ("counter", "_total")}
+
+
 @dataclass(frozen=True, order=True)
 class Row:
     """A metric as Prometheus stores it: a counter with its suffix _total."""
@@ -42,7 +47,7 @@ class Row:
 
 def rows() -> list[Row]:
     metrics = Metrics()
-    found = [*_gauges()]
+    found = [*_registered()]
     for collector in list(metrics.registry._collector_to_names):
         for family in collector.collect():
             of_samples = {label: 0 for sample in family.samples for label in sample.labels}
@@ -58,11 +63,11 @@ def _row(name: str, kind: str, labels: tuple[str, ...], about: str) -> Row:
     return Row(name, kind, labels, meaning, normal)
 
 
-def _gauges() -> Iterator[Row]:
+def _registered() -> Iterator[Row]:
     for path in sorted(RUNTIME.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and _called(node.func) == "gauge":
-                yield _gauge(path, node)
+            if isinstance(node, ast.Call) and _called(node.func) in REGISTERING:
+                yield _of_call(path, node)
 
 
 def _called(function: ast.expr) -> str:
@@ -71,8 +76,9 @@ def _called(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _gauge(path: Path, call: ast.Call) -> Row:
+def _of_call(path: Path, call: ast.Call) -> Row:
     """gauge(name, about, read, labels): only `read` may be something other than a literal."""
+    kind, suffix = REGISTERING[_called(call.func)]
     given = dict(zip(("name", "about", "read", "labels"), call.args))
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     try:
@@ -81,10 +87,10 @@ def _gauge(path: Path, call: ast.Call) -> Row:
     except (KeyError, ValueError):
         where = f"{path.relative_to(RUNTIME)}:{call.lineno}"
         raise SystemExit(
-            f"{where}: give gauge() its name, help and labels as literals, because docs/metrics.md"
-            " is generated from them"
+            f"{where}: give {_called(call.func)}() its name, help and labels as literals, because"
+            " docs/metrics.md is generated from them"
         ) from None
-    return _row(f"headcni_{name}", "gauge", tuple(labels), about)
+    return _row(f"headcni_{name}{suffix}", kind, tuple(labels), about)
 
 
 def table(ours: bool) -> str:

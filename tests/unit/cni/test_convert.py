@@ -73,7 +73,7 @@ def without(*keys: str, **changes: Any) -> dict[str, Any]:
 
 
 def lost(answer: dict[str, Any]) -> dict[str, str]:
-    return {one["path"]: one["expected"] for one in answer["lost"]}
+    return {one["key"]: one["reason"] for one in answer["lost"]}
 
 
 def test_the_netconf_of_the_go_original_has_an_equivalent_for_every_key(capsys, tmp_path):

@@ -13,11 +13,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .. import config as netconf
 from ..errors import INVALID_CONFIG, IO_FAILURE, CniError
-from ..ipam.config import Problem
 from ..settings import DaemonConfig, as_dict, parse
 from ..settings.file import decode, safe
 from ..shared import conflist
@@ -76,6 +75,14 @@ BUILT_IN = ("portmap", "bandwidth", "loopback")
 _PLUGINS = ("headcni", "bridge")
 
 
+class Lost(NamedTuple):
+    """A key without an equivalent, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+
 @dataclass
 class Conversion:
     """What has been read so far. ``settings`` are values by their key in config.yaml."""
@@ -84,14 +91,14 @@ class Conversion:
     extra: Dict[str, Any] = field(default_factory=dict)  # of the plugin, as it was
     chained: List[Mapping[str, Any]] = field(default_factory=list)
     name: str = ""
-    lost: List[Problem] = field(default_factory=list)  # no equivalent
+    lost: List[Lost] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
 
     def set(self, path: str, value: Any, source: str) -> None:
         before = self.settings.setdefault(path, value)
         if before != value:
             self.lost.append(
-                Problem(source, safe(path, value), f"another value is used: {safe(path, before)!r}")
+                Lost(source, safe(path, value), f"another value is used: {safe(path, before)!r}")
             )
 
 
@@ -118,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         _write(args.output, tree, conf)
     if args.json:
         answer = {"config": tree, "conflist": conf, "inventory": _inventory(found, made)}
-        lost = [problem._asdict() for problem in found.lost]
+        lost = [each._asdict() for each in found.lost]
         show({**answer, "lost": lost, "notes": found.notes}, as_json=True)
     else:
         show(_in_words(args.output, found, made, conf), as_json=False)
@@ -129,7 +136,7 @@ def _take(found: Conversion, path: str, text: bytes) -> None:
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
-        wrong: List[Problem] = []
+        wrong: List[Any] = []
         value = decode(text, wrong)
         if wrong:
             raise CniError(INVALID_CONFIG, f"{path} cannot be read", str(wrong[0])) from None
@@ -166,7 +173,7 @@ def _take_netconf(found: Conversion, value: Mapping[str, Any]) -> None:
         if path in OF_NETCONF:
             found.set(OF_NETCONF[path], one, path)
         elif path.startswith("magic_dns."):
-            found.lost.append(Problem(path, safe(path, one), "no such key"))
+            found.lost.append(Lost(path, safe(path, one), "no such key"))
         elif not path.startswith("ipam.") and path not in ("cniVersion", "name", "type"):
             found.extra[path] = one
     if "subnet" in ipam and "pod_cidr" not in value:
@@ -225,9 +232,9 @@ def _finished(found: Conversion) -> DaemonConfig:
         ":" in str(settings.get(f"network.podCIDR.{key}")) for key in ("nodeLocal", "base")
     ):
         about = "give an IPv6 range in network.podCIDR, then pods get IPv6 addresses"
-        found.lost.append(Problem("enable_ipv6", True, about))
+        found.lost.append(Lost("enable_ipv6", True, about))
     made, wrong = parse(json.dumps(_tree(settings)).encode())
-    found.lost += wrong
+    found.lost += [Lost(*problem) for problem in wrong]
     return made
 
 
@@ -257,7 +264,7 @@ def _conflist(found: Conversion, made: DaemonConfig) -> Optional[Dict[str, Any]]
             if first == "plugins[0]" and key in found.extra:
                 expected = problem.expected.partition(": one of")[0]
                 shown = safe(path, problem.value)
-                found.lost.append(Problem(path, shown, expected))
+                found.lost.append(Lost(path, shown, expected))
                 again = _drop(found.extra, path) or again
         if not again:
             if wrong:
@@ -308,9 +315,7 @@ def _in_words(
             parts += [f"# {conflist.NAME}", json.dumps(conf, indent=2), ""]
     parts += ["# for the inventory of site.yml", _yaml(_inventory(found, made))]
     parts += [f"note: {note}" for note in found.notes]
-    parts += [
-        f"no equivalent: {lost.path} ({lost.value!r}): {lost.expected}" for lost in found.lost
-    ]
+    parts += [f"no equivalent: {lost.key} ({lost.value!r}): {lost.reason}" for lost in found.lost]
     if not found.lost:
         parts.append("every key has an equivalent")
     return "\n".join(parts)
