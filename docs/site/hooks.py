@@ -23,6 +23,7 @@ from mkdocs.structure.pages import Page
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(CHECKOUT / "tests/support")]
 
+import list_indent  # noqa: E402
 import module_pages  # noqa: E402
 
 REPOSITORY = "https://github.com/headcni/mesh"
@@ -85,7 +86,8 @@ def on_page_markdown(markdown: str, page: Page, **_unused: Any) -> str:
         return _leading(target, folder.parent, page.file.src_uri)
 
     text = LINK.sub(lambda found: leading(found[1]), markdown)
-    return REFERENCE.sub(lambda found: found[1] + leading(found[2]), text)
+    text = REFERENCE.sub(lambda found: found[1] + leading(found[2]), text)
+    return list_indent.for_site(text)
 
 
 def _leading(target: str, folder: Path, page: str) -> str:
