@@ -193,7 +193,8 @@ fmt: .venv/ready ## format the Python code and fix what ruff can fix
 
 .PHONY: docs
 docs: .venv/ready .venv-docs/ready ## build the documentation site into dist/docs, and check every link
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@# Not --quiet: with it, --strict does not fail on warnings.
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "  ✓ dist/docs: .venv-docs/bin/mkdocs serve shows it at http://127.0.0.1:8000"
 
 .PHONY: reference
