@@ -9,6 +9,7 @@ import pytest
 import yaml
 from documented_commands import steps
 
+from headcni.ctl.explanations import find
 from headcni.ctl.main import VERBS
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -79,6 +80,13 @@ def test_every_verb_and_playbook_that_a_page_names_exists(page):
     assert verbs <= set(VERBS), verbs - set(VERBS)
     for name in re.findall(r"\bplaybooks/([a-z_]+\.yml)", text):
         assert (CHECKOUT / "playbooks" / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_every_error_that_a_page_names_can_be_explained(page):
+    text = page.read_text()
+    named = re.findall(r"headcnictl explain ([\w-]+)", text) + re.findall(r"\bHC\d{3}\b", text)
+    assert [word for word in named if word != "ID" and find(word) is None] == []
 
 
 def code(text: str) -> list[str]:
