@@ -19,6 +19,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+from pymdownx.superfences import fence_code_format
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(CHECKOUT / "tests/support")]
@@ -42,7 +44,10 @@ _modules: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """The parts of the navigation that follow the code."""
+    """The parts of the navigation that follow the code, anchors as GitHub has them, diagrams."""
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
+    mermaid = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [mermaid]}
     _modules.update(module_pages.pages())
     decisions = sorted((CHECKOUT / "docs/decisions").glob("*.md"))
     sections = {next(iter(entry)): next(iter(entry.values())) for entry in config.nav or ()}
