@@ -140,32 +140,40 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             )
 
 
-# A pod that stays, pods that come and go, and pods that ask for the address of the first one.
-PODS = """
+# Pods that come and go as long as the tests run, and pods that ask for an address that is taken.
+PODS = """#!/bin/sh
 export CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d
 cnitool() { /opt/lab/cni/cnitool "$1" watched "/run/netns/$2"; }
-ip netns add watched-stays; cnitool add watched-stays
-for n in 1 2 3; do
+while sleep 0.5; do
   ip netns add watched
   cnitool add watched; cnitool check watched; cnitool del watched
   CNI_ARGS='IgnoreUnknown=1;IP=10.55.1.2' cnitool add watched
-  ip netns del watched; sleep 1
-done >/dev/null 2>&1
+  ip netns del watched
+done
 """
+CNITOOL = "CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d /opt/lab/cni/cnitool"
 
 
 @pytest.fixture(scope="module")
 def busy(scraped) -> Iterator[LabCommand]:
-    scraped.on("node1", PODS, check=False)
-    # Something for the daemon to repair, so that there are corrections.
-    scraped.on("node1", "ip route flush table 5200; sleep 4", check=False)
-    yield scraped
     scraped.on(
         "node1",
-        "CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d"
-        " /opt/lab/cni/cnitool del watched /run/netns/watched-stays; ip netns del watched-stays",
-        check=False,
+        f"ip netns add watched-stays && {CNITOOL} add watched /run/netns/watched-stays"
+        " | grep -q 10.55.1.2/24",
     )
+    scraped.write("node1", f"{HOME}/pods", PODS.encode())
+    scraped.on("node1", f"systemd-run --quiet --unit watched-pods sh {HOME}/pods")
+    # Something for the daemon to repair, so that there are corrections.
+    scraped.on("node1", "ip route flush table 5200", check=False)
+    try:
+        yield scraped
+    finally:
+        scraped.on(
+            "node1",
+            "systemctl stop watched-pods; for pod in watched watched-stays; do"
+            f" {CNITOOL} del watched /run/netns/$pod; ip netns del $pod; done",
+            check=False,
+        )
 
 
 def asked(lab: LabCommand, expression: str) -> list[dict[str, Any]]:
