@@ -65,7 +65,7 @@ aside = log=$$(mktemp); trap 'cat $$log; rm $$log' EXIT; $(one_by_one) $(1) >$$l
 # The output of the first two is shown when they have ended.
 .PHONY: test-the-code test-the-labs test-the-node
 test-the-code:
-	@$(call aside,lint test-unit test-collection test-sanity test-headscale)
+	@$(call aside,lint docs test-unit test-collection test-sanity test-headscale)
 test-the-labs:
 	@$(call aside,test-lab)
 test-the-node:
@@ -182,7 +182,7 @@ bench: cache .venv/ready ## compare with the Go plugins, measured in the same ru
 	$(PY) -m bench $(ONLY)
 
 ##@ The code
-PYTHON_SOURCES := bench molecule lab plugins tests inventories/lab
+PYTHON_SOURCES := bench docs/site molecule lab plugins tests inventories/lab
 .PHONY: lint
 lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 	ruff format --check $(PYTHON_SOURCES)
@@ -194,6 +194,16 @@ lint: .venv/ready ## ruff, mypy, ansible-lint (production)
 fmt: .venv/ready ## format the Python code and fix what ruff can fix
 	ruff format $(PYTHON_SOURCES)
 	ruff check --fix $(PYTHON_SOURCES)
+
+.PHONY: docs
+docs: .venv/ready .venv-docs/ready ## build the documentation site into dist/docs, and check every link
+	@# Not --quiet: with it, --strict does not fail on warnings.
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "  ✓ dist/docs: .venv-docs/bin/mkdocs serve shows it at http://127.0.0.1:8000"
+
+.PHONY: reference
+reference: .venv/ready ## update the parts of docs/ that are generated from the code
+	@$(PY) tests/support/generated_pages.py
 
 .PHONY: lock
 lock: .venv/ready ## update the lock file of every requirements.in
@@ -207,6 +217,9 @@ lock: .venv/ready ## update the lock file of every requirements.in
 	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file plugins/cni/native/requirements.lock plugins/cni/native/requirements.in
+	$(PY) -m piptools compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file docs/site/requirements.lock docs/site/requirements.in
 
 .PHONY: checksums
 checksums: ## record the SHA-256 sums of a Tailscale version's tarballs, from Tailscale's site (TAILSCALE=1.102.5)
@@ -222,7 +235,7 @@ release: native-shim ## build dist/headcni-runtime-VERSION.tar.gz, which nodes i
 
 .PHONY: clean
 clean: ## delete the venv and the files that tools left in the checkout, but not the cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
+	rm -rf .venv .venv-docs .mypy_cache .ruff_cache .pytest_cache .ansible .hypothesis dist
 
 # Targets that the targets above depend on.
 .PHONY: check-lab
@@ -246,6 +259,16 @@ cache: check-lab packages
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 	@echo "  ✓ Python requirements installed"
+
+.venv-docs/ready: docs/site/requirements.lock docs/site/mermaid.lock
+	@echo "  … installing the documentation's requirements into .venv-docs"
+	@rm -rf .venv-docs
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r docs/site/requirements.lock
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--no-deps -r docs/site/mermaid.lock
+	@touch $@
 
 .PHONY: help
 help:

@@ -46,7 +46,7 @@ def readme(role: Path) -> str:
     if len(points) > 1:
         lines += ["## Entry points", ""]
         for name, point in points.items():
-            lines.append(f"- `{name}`: {_text(point['short_description'])}.")
+            lines.append(f"- `{name}`: {markdown(point['short_description'])}.")
             lines += [f"  {text}" for text in _texts(point.get("description"))]
         lines.append("")
     else:
@@ -119,10 +119,10 @@ def _shown(value: Any) -> str:
 
 
 def _texts(given: Any) -> list[str]:
-    return [_text(one) for one in ([given] if isinstance(given, str) else given or [])]
+    return [markdown(one) for one in ([given] if isinstance(given, str) else given or [])]
 
 
-def _text(text: str) -> str:
+def markdown(text: str) -> str:
     """Ansible's markup as Markdown."""
     text = " ".join(str(text).split())
     text = re.sub(r"\b(?:C|V|O|RV|E|M)\(([^)]*)\)", r"`\1`", text)

@@ -1,4 +1,7 @@
-"""The one exception of the runtime, and every code it may carry."""
+"""The one exception of the runtime, and every code it may carry.
+
+``headcni.ctl.explanations`` has the cause and the next step for each code.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +34,10 @@ PORT_TAKEN = 110
 NO_POD_CIDR = 111
 CONFLIST = 112
 
-MEANINGS: Dict[int, str] = {
-    INCOMPATIBLE_VERSION: "the configuration asks for a CNI version that HeadCNI does not speak",
-    UNSUPPORTED_FIELD: "a field of the configuration is not supported",
-    UNKNOWN_CONTAINER: "the container is unknown or does not exist",
-    BAD_ENVIRONMENT: "a CNI_* environment variable is missing or wrong",
-    IO_FAILURE: "a file or socket could not be read or written",
-    UNDECODABLE: "the configuration is not valid JSON",
-    INVALID_CONFIG: "the configuration has mistakes",
-    TRY_AGAIN: "not possible just now; the runtime should try again later",
-    NOT_AVAILABLE: "the plugin cannot serve ADD requests",
-    LIMITED: "the plugin cannot serve ADD requests; existing pods may be cut off",
-    INTERNAL: "a bug in HeadCNI",
-    KERNEL: "the kernel refused a change",
-    NETNS_GONE: "the pod's network namespace is not there",
-    ADDRESS_TAKEN: "the requested address belongs to somebody else",
-    STORE: "the allocation store cannot be used",
-    DELEGATE_FAILED: "a delegated plugin failed",
-    DELEGATE_TIMEOUT: "a delegated plugin did not answer in time and was ended",
-    DELEGATE_MISSING: "a delegated plugin is not on CNI_PATH",
-    CHECK_FAILED: "the pod's network differs from what was set up",
-    KERNEL_LACKS: "the kernel lacks a feature that was asked for",
-    PORT_TAKEN: "the host port is taken",
-    NO_POD_CIDR: "no pod CIDR could be found for this node",
-    CONFLIST: "the conflist cannot be written or is not valid",
-}
-
+# All of the above.
+CODES = frozenset(
+    value for name, value in globals().items() if name.isupper() and isinstance(value, int)
+)
 
 # What an error quotes may come from the author of a pod: its size must not.
 LONGEST_MESSAGE = 1024
@@ -68,6 +49,11 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     return f"{text[:longest]}… ({len(text) - longest} more characters)"
+
+
+def id_of(code: int) -> str:
+    """What ``headcnictl explain`` and docs/errors.md know an error by."""
+    return f"HC{code:03d}"
 
 
 class CniError(Exception):
@@ -83,7 +69,10 @@ class CniError(Exception):
         return f"{self.msg}: {self.details}" if self.details else self.msg
 
     def as_dict(self, cni_version: str) -> Dict[str, Any]:
+        """For the container runtime, which shows it in the pod's events. The details end with what
+        explains the error; codes of other plugins are theirs to explain."""
         answer: Dict[str, Any] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
-        if self.details:
-            answer["details"] = self.details
+        explained = f"[headcnictl explain {id_of(self.code)}]" if self.code in CODES else ""
+        if said := " ".join(filter(None, (self.details, explained))):
+            answer["details"] = said
         return answer

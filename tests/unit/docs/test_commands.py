@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from documented_commands import steps
+
+from headcni.ctl.explanations import find
+from headcni.ctl.main import VERBS
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PAGES = ("README.md", "docs/quick-start.md")
@@ -67,3 +71,43 @@ def test_a_command_on_ones_own_inventory_gives_the_vaults_password(page):
     text = page.read_text().replace("\\\n", "")
     for command in re.findall(r"ansible(?:-playbook)? -i inventories/mine[^`\n]*", text):
         assert "--vault-pass-file ~/.headcni-vault" in command
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_every_verb_and_playbook_that_a_page_names_exists(page):
+    text = page.read_text()
+    verbs = set(re.findall(r"headcnictl ([a-z][a-z-]+)", "".join(code(text))))
+    assert verbs <= set(VERBS), verbs - set(VERBS)
+    for name in re.findall(r"\bplaybooks/([a-z_]+\.yml)", text):
+        assert (CHECKOUT / "playbooks" / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_every_error_that_a_page_names_can_be_explained(page):
+    text = page.read_text()
+    named = re.findall(r"headcnictl explain ([\w-]+)", text) + re.findall(r"\bHC\d{3}\b", text)
+    assert [word for word in named if word != "ID" and find(word) is None] == []
+
+
+def code(text: str) -> list[str]:
+    """What is printed as code: between backticks, fenced or indented."""
+    return re.findall(r"`[^`\n]+`|(?m:^    .*$)", text)
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_every_variable_of_a_role_that_a_page_names_exists(page):
+    named = set(
+        re.findall(r"\b(?:headcni_node|headscale_routes|tailscale)_[a-z_]+\b", page.read_text())
+    )
+    assert named - known_names() == set()
+
+
+def known_names() -> set[str]:
+    """Options of the roles, what their tasks register, and modules."""
+    found = {path.stem for path in CHECKOUT.glob("plugins/modules/*.py")}
+    for path in CHECKOUT.glob("roles/*/tasks/*.yml"):
+        found |= set(re.findall(r"(?m)^ *register: (\w+)", path.read_text()))
+    for specs in CHECKOUT.glob("roles/*/meta/argument_specs.yml"):
+        for point in yaml.safe_load(specs.read_text())["argument_specs"].values():
+            found |= set(point.get("options") or {})
+    return found

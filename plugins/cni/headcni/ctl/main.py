@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Optional
 
-from ..errors import CniError
+from ..errors import CniError, id_of
 
 OK, NO, USAGE, UNKNOWN = 0, 1, 2, 3
 
@@ -40,6 +40,8 @@ VERBS = {
     "own-networks": "reach the node's own networks directly, whatever peers advertise",
     "mode": "go from host to daemon mode or back, with pods running",
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
+    "convert": "translate the configuration of the Go HeadCNI",
+    "explain": "say why an error occurs and what to do about it, by its ID",
     "version": "print the versions of HeadCNI, CNI and Python, and the active shim",
 }
 
@@ -75,13 +77,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except CannotTell as problem:
         return _complain(args, str(problem), UNKNOWN)
     except CniError as problem:
-        return _complain(args, str(problem), NO)
+        return _complain(args, str(problem), NO, id_of(problem.code))
 
 
-def _complain(args: argparse.Namespace, message: str, code: int) -> int:
+def _complain(args: argparse.Namespace, message: str, code: int, error: str = "") -> int:
     if args.json:
-        show({"error": message}, as_json=True)
+        show({"error": message, **({"id": error} if error else {})}, as_json=True)
     print(f"headcnictl: {message}", file=sys.stderr)
+    if error:
+        print(f"(what to do: headcnictl explain {error})", file=sys.stderr)
     return code
 
 

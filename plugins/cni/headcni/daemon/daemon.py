@@ -311,7 +311,8 @@ class Daemon:
         )
         self.metrics.gauge(
             "kubernetes_token_expiry_timestamp_seconds",
-            "When the token for Kubernetes expires; 0 if the daemon has none to renew.",
+            "When the daemon's token for Kubernetes expires; 0 if it has none to renew."
+            " Normal: more than a week from now.",
             lambda token=self.token: token.expires,  # type: ignore[misc]
         )
         self.token.start()
@@ -323,8 +324,18 @@ class Daemon:
             log.error("what pods may reach of the tailnet is as before", problem=problem)
 
     def _measure_pods(self, pods: PodWatcher) -> None:
-        self.metrics.gauge("pods", "Pods of this node.", lambda: float(pods.stats.pods))
-        self.metrics.gauge("pod_queue", "Pods to look at.", lambda: float(pods.stats.queued))
+        self.metrics.gauge(
+            "pods",
+            "Pods of this node that Kubernetes knows, also those that use the host network."
+            " Only with an API server. Normal: at least as many as attachments.",
+            lambda: float(pods.stats.pods),
+        )
+        self.metrics.gauge(
+            "pod_queue",
+            "Pods whose change has not been examined yet. Only with an API server."
+            " Normal: 0; more for a moment.",
+            lambda: float(pods.stats.queued),
+        )
 
     def _pod_event(
         self, kind: str, attachment: Optional[Attachment], pod: PodRef, reason: str

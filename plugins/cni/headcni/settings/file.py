@@ -70,7 +70,7 @@ def load(path: str = PATH, missing_ok: bool = False) -> DaemonConfig:
 def parse(text: bytes) -> Tuple[DaemonConfig, List[Problem]]:
     """The configuration and every mistake in it. A wrong value is replaced by its default."""
     found: List[Problem] = []
-    made: DaemonConfig = _make(DaemonConfig, _decode(text, found), "", found)
+    made: DaemonConfig = _make(DaemonConfig, decode(text, found), "", found)
     check_together(made, found)
     return made, found
 
@@ -105,7 +105,8 @@ def _unreadable(path: str, problem: OSError) -> CniError:
     return CniError(IO_FAILURE, f"{path} cannot be read", problem.strerror or str(problem))
 
 
-def _decode(text: bytes, found: List[Problem]) -> Mapping[str, Any]:
+def decode(text: bytes, found: List[Problem]) -> Mapping[str, Any]:
+    """YAML as data; what is wrong with it goes into ``found``."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -150,15 +151,15 @@ def _make(of: Any, values: Mapping[Any, Any], path: str, found: List[Problem]) -
             if key.startswith(("_", "x-")) or (where in RETIRED and not value):
                 continue
             if where in RETIRED:
-                found.append(Problem(where, _safe(key, value), RETIRED[where]))
+                found.append(Problem(where, safe(key, value), RETIRED[where]))
             else:
-                unknown[key] = _safe(key, value)
+                unknown[key] = safe(key, value)
         elif declared.default_factory is not MISSING:
             inner = declared.default_factory
             if value is not None and not isinstance(value, Mapping):
                 some = ", ".join(file_name(f) for f in fields_of(inner)[:3])
                 found.append(
-                    Problem(where, _safe(key, value), f"a section with keys such as {some}")
+                    Problem(where, safe(key, value), f"a section with keys such as {some}")
                 )
             elif value is not None:
                 made[declared.name] = _make(inner, value, where, found)
@@ -167,14 +168,14 @@ def _make(of: Any, values: Mapping[Any, Any], path: str, found: List[Problem]) -
                 made[declared.name] = declared.metadata["kind"].read(value)
             except WrongValue as wrong:
                 for at, bad, expected in wrong.items or (("", value, str(wrong)),):
-                    found.append(Problem(where + at, _safe(key, bad), expected))
+                    found.append(Problem(where + at, safe(key, bad), expected))
     before = len(found)
     unknown_keys(unknown, list(known), path, found)
     found[before:] = [problem._replace(path=problem.path.lstrip(".")) for problem in found[before:]]
     return of(**made)
 
 
-def _safe(key: str, value: Any) -> Any:
+def safe(key: str, value: Any) -> Any:
     """A value as it may be shown: without secrets, and with types that JSON has."""
     if _SECRET.search(key):
         return "(not shown)"

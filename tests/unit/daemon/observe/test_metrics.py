@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headcni import errors
+from headcni.ctl.explanations import CODES
 from headcni.daemon.observe.metrics import Metrics, error_type
 from headcni.model import IpamConfig, NetworkConfig, PodRef
 
@@ -86,7 +87,7 @@ def test_a_call_that_was_not_understood_is_counted_too(metrics):
 
 
 def test_every_code_of_ours_has_a_type_of_its_own():
-    types = {code: error_type(code) for code in errors.MEANINGS}
+    types = {each.number: error_type(each.number) for each in CODES}
     assert "other" not in types.values()
     assert len(set(types.values())) == len(types)
     assert types[errors.TRY_AGAIN] == "try_again"

@@ -23,21 +23,30 @@ def measure(
     refusals: Callable[[], Iterable[Refusal]],
 ) -> None:
     metrics.conditions(lambda: ((condition.name, condition.ok) for condition in conditions()))
-    metrics.gauge("cni_calls", "Calls at work or waiting.", lambda: float(calls()))
+    metrics.gauge(
+        "cni_calls",
+        "Calls of the plugin that are being served or are waiting. Normal: 0; more for a moment.",
+        lambda: float(calls()),
+    )
     metrics.gauge(
         "attachments",
-        "Pod interfaces.",
+        "Pod interfaces of this node. Normal: one for each pod that does not use the host network.",
         lambda: float(sum(store().attachment_counts().values())),
     )
     metrics.gauge(
         "links_to_delete",
-        "Links of deleted pods that are still there.",
+        "Network links of deleted pods that await their deletion. Normal: 0; more for a moment.",
         lambda: float(len(store().tombstones())),
     )
-    metrics.gauge("ip_pool_addresses", "Addresses.", lambda: _pools(store()), ("network", "state"))
+    metrics.gauge(
+        "ip_pool_addresses",
+        "Addresses of this node's pools, by their state. Normal: more than a tenth is free.",
+        lambda: _pools(store()),
+        ("network", "state"),
+    )
     metrics.gauge(
         "refused_claims",
-        "Pod ranges that peers serve and that get no route, by the reason.",
+        "Pod ranges that peers advertise and that this node refuses, by reason. Normal: 0.",
         lambda: _by_reason(refusals()),
         ("reason",),
     )
@@ -49,33 +58,43 @@ def measure_policies(metrics: Metrics, policies: Policies) -> None:
     def report(field: str) -> Callable[[], float]:
         return lambda: float(getattr(policies.enforcer.report(), field))
 
-    metrics.gauge("policies", "Network policies of the cluster.", report("policies"))
+    metrics.gauge(
+        "policies",
+        "Network policies of the cluster. Normal: as many as Kubernetes or the files have.",
+        report("policies"),
+    )
     metrics.gauge(
         "policy_chains",
-        "Different combinations of network policies that select pods of this node.",
+        "Different combinations of network policies that select pods of this node."
+        " Normal: far below the number of pods.",
         report("profiles"),
     )
     metrics.gauge(
         "policy_set_elements",
-        "Elements of all sets and maps of the rules for network policies.",
+        "Elements of all sets and maps of the rules for network policies."
+        " Normal: grows with the pods that policies select.",
         report("elements"),
     )
     metrics.gauge(
         "policy_unknown_pods",
-        "Pods of this node whose labels are not known yet.",
+        "Pods of this node whose labels are not known yet. Normal: 0, or more for moments.",
         lambda: float(sum(not pod.known for pod in policies.enforcer.report().pods)),
     )
     metrics.gauge(
         "policy_warnings",
-        "What keeps network policies from being enforced as written, as headcnictl shows it.",
+        "What keeps network policies from being enforced as written, as headcnictl shows it."
+        " Normal: 0.",
         lambda: float(len(policies.warnings())),
     )
     metrics.counted(
-        "policy_repairs", "Times that somebody had changed the rules.", report("repairs")
+        "policy_repairs",
+        "Times that somebody had changed the rules for network policies. Normal: 0.",
+        report("repairs"),
     )
     metrics.counted(
         "policy_denied_packets",
-        "Packets that network policies denied to and from pods of this node.",
+        "Packets that network policies denied to and from pods of this node."
+        " Normal: depends on the policies; sudden growth means a missing rule or an attack.",
         policies.denied_packets,
         ("namespace", "policy", "direction"),
     )
