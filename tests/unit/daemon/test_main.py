@@ -14,7 +14,7 @@ import pytest
 from patience import until
 
 from headcni.condition import Condition
-from headcni.ctl import node, status
+from headcni.ctl import status
 from headcni.daemon import daemon as parts
 from headcni.daemon import leaks
 from headcni.daemon.daemon import Daemon
@@ -29,6 +29,7 @@ from headcni.mesh.settings import cluster_cidrs, mesh_of, prefs_file
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED
 from headcni.settings import control_path, parse
+from headcni.shared.node_status import alarms
 from headcni.store import Attachment, PluginState
 
 CONFIG = """
@@ -157,7 +158,7 @@ class Paced:
 
 def test_what_a_reload_can_change_is_changed_in_every_part(daemon, tmp_path):
     daemon.routes, daemon.pods = Paced(), Paced()
-    config = daemon._path
+    config = daemon.path
     with open(config, "w", encoding="utf-8") as file:
         file.write("daemon: {reconcileInterval: 5m}\nipam: {gcInterval: 10s}\n")
     daemon.leaks.due_at = time.monotonic() + 3600
@@ -219,7 +220,7 @@ def test_a_claim_of_a_foreign_device_is_told_and_counted_but_leaves_the_node_rea
     assert 'headcni_refused_claims{reason="prefix-length"} 0.0' in shown
     status = daemon.status()
     assert [one["message"] for one in status["warnings"]] == ["laptop has no tag"]
-    lines = node.warned(status)
+    lines = alarms(status)
     assert lines == ["ALARM: node2 serves 10.9.1.0/24", "WARNING: laptop has no tag"]
 
 

@@ -17,6 +17,7 @@ from ..mesh import pod_traffic
 from ..mesh.localapi import LocalApi
 from ..settings import DaemonConfig, control_path
 from ..shared import conflist
+from ..shared.node_status import alarms
 from ..shared.podcidr import PodCidrError
 from ..store import Attachment, Store
 from . import node
@@ -80,7 +81,7 @@ def _warned(config: DaemonConfig) -> List[str]:
     """What the operator should act on although this node works, such as claims of foreign
     devices."""
     with suppress(CniError, OSError), asked("status", control_path(config)) as answers:
-        return [line for status in answers for line in node.warned(status)]
+        return [line for status in answers for line in alarms(status)]
     return []
 
 

@@ -19,6 +19,7 @@ from ..mesh.route_socket import RouteSocket
 from ..mesh.settings import cluster_cidrs
 from . import node
 from .main import NO, OK, CannotTell, show
+from .terminal import table
 
 MOST_REFUSALS = 100  # shown; the metric headcni_refused_claims counts them all
 
@@ -118,11 +119,11 @@ def _in_words(answer: Dict[str, Any]) -> str:
         )
         for route in answer["routes"]
     ]
-    lines = [node.table(rows, head), f"table {answer['table']}, by:"]
+    lines = [table(rows, head), f"table {answer['table']}, by:"]
     lines += [f"  {rule}" for rule in answer["rules"]] or ["  no rule: the routes are not used"]
     if answer["refused"]:
         refused = [(claim["dst"], claim["node"], claim["reason"]) for claim in answer["refused"]]
-        lines += ["refused:", node.table(refused, ("PODS", "NODE", "REASON"))]
+        lines += ["refused:", table(refused, ("PODS", "NODE", "REASON"))]
     lines += [f"ALARM: {alarm}" for alarm in answer["alarms"]]
     lines += [f"WARNING: {warning}" for warning in answer["warnings"]]
     return "\n".join(lines)

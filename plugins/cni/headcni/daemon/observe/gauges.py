@@ -18,6 +18,7 @@ def measure(
     calls: Callable[[], int],
     conditions: Callable[[], Iterable[Condition]],
     refusals: Callable[[], Iterable[Refusal]],
+    peers: Callable[[], dict[Tuple[str, ...], float]],
 ) -> None:
     metrics.conditions(lambda: ((condition.name, condition.ok) for condition in conditions()))
     metrics.gauge("cni_calls", "Calls at work or waiting.", lambda: float(calls()))
@@ -38,6 +39,7 @@ def measure(
         lambda: _by_reason(refusals()),
         ("reason",),
     )
+    metrics.gauge("peers", "Peers with pods, by the path to them.", peers, ("path",))
 
 
 def _by_reason(refusals: Iterable[Refusal]) -> dict[Tuple[str, ...], float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import Callable, Dict, Optional, Tuple, Union
 
 import prometheus_client
@@ -118,6 +118,8 @@ class Metrics:
         self._scrape_errors = self._counter(
             "scrape_errors", "Gauges that could not be read.", ("gauge",)
         )
+        self._repaired: Dict[str, int] = {}
+        self._repaired_at = 0.0
         build = Gauge(
             "headcni_build_info", "What runs.", ("version", "python"), registry=self.registry
         )
@@ -184,6 +186,13 @@ class Metrics:
         self._reconcile.labels(part, "ok" if ok else "error").observe(seconds)
         for action, count in changes.items():
             self._repairs.labels(part, action).inc(count)
+        if changes.get("repaired"):
+            self._repaired[part] = self._repaired.get(part, 0) + changes["repaired"]
+            self._repaired_at = time()
+
+    def drift(self) -> Mapping[str, object]:
+        """What had to be put right since the start, by part, and when the last time was."""
+        return {"repaired": dict(self._repaired), "last": self._repaired_at}
 
     @contextmanager
     def headscale(self, operation: str) -> Iterator[None]:

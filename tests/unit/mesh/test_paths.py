@@ -1,0 +1,170 @@
+"""The paths to peers, as tailscaled's LocalAPI shows them."""
+
+from __future__ import annotations
+
+import json
+import time
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingMixIn, UnixStreamServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from headcni.errors import CniError
+from headcni.mesh import paths
+from headcni.mesh.localapi import LocalApi
+from headcni.shared.paths import Path
+
+
+def go_time(age: float) -> str:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - age))
+    return f"{stamp}.123456789Z"
+
+
+NEVER = "0001-01-01T00:00:00Z"
+
+
+def peer(number: int, **known: object) -> dict[str, object]:
+    return {
+        "ID": f"{number}",
+        "PublicKey": f"nodekey:{number}",
+        "DNSName": f"n{number}.mesh.example.",
+        "TailscaleIPs": [f"100.64.0.{number}"],
+        "Online": True,
+        "Active": False,
+        "Relay": "lab",
+        "CurAddr": "",
+        "LastHandshake": NEVER,
+        **known,
+    }
+
+
+class Tailscaled(ThreadingMixIn, UnixStreamServer):
+    """A LocalAPI with the given peers. Addresses in `pings` answer to a ping."""
+
+    daemon_threads = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, Handler)
+        self.peers: list[dict[str, object]] = []
+        self.pings: dict[str, object] = {}
+        self.asked = 0
+        self.self_known: dict[str, object] = {}
+
+    def answer(self, path: str) -> object:
+        url = urlsplit(path)
+        if url.path.endswith("/ping"):
+            return self.pings.get(parse_qs(url.query)["ip"][0], {"Err": "timed out"})
+        self.asked += 1
+        known = {str(one["PublicKey"]): one for one in self.peers}
+        return {"Version": "1.102.5", "Self": peer(1, **self.self_known), "Peer": known}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(self.server.answer(self.path)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def address_string(self) -> str:
+        return ""
+
+    def log_message(self, *_unused: object) -> None:
+        pass
+
+
+@pytest.fixture
+def tailscaled(tmp_path):
+    server = Tailscaled(str(tmp_path / "sock"))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def api(tailscaled):
+    return LocalApi(str(tailscaled.server_address))
+
+
+@pytest.mark.parametrize(
+    ("known", "path"),
+    [
+        ({"Active": True, "CurAddr": "192.168.7.2:41641"}, ("direct", "192.168.7.2:41641")),
+        ({"Active": True, "PeerRelay": "192.168.7.9:40000:vni:3"}, ("peer-relay", "192.168.7.9")),
+        ({"Active": True, "LastHandshake": go_time(20)}, ("derp", "lab")),
+        ({}, ("idle", "")),
+        ({"Online": False}, ("none", "")),
+    ],
+)
+def test_a_peers_path_is_the_one_in_use(tailscaled, api, known, path):
+    tailscaled.peers = [peer(2, **known)]
+    [found] = paths.read(api).peers
+    assert found.path.kind == path[0]
+    assert found.path.through.startswith(path[1])
+
+
+@pytest.mark.parametrize("handshake", [NEVER, go_time(400)])
+def test_a_relay_over_which_nothing_arrives_is_no_path(tailscaled, api, handshake):
+    tailscaled.peers = [peer(2, Active=True, LastHandshake=handshake)]
+    [found] = paths.read(api).peers
+    assert found.path.kind == "none"
+
+
+def test_a_peer_that_answers_directly_has_a_path_although_headscale_calls_it_offline(
+    tailscaled, api
+):
+    tailscaled.peers = [peer(2, Online=False, Active=True, CurAddr="192.168.7.2:1")]
+    assert paths.read(api).counts()["direct"] == 1
+
+
+def test_only_peers_that_serve_pods_count(tailscaled, api):
+    tailscaled.peers = [peer(2), peer(3, Active=True, CurAddr="192.168.7.3:1"), peer(4)]
+    found = paths.read(api, {"3", "4"})
+    assert [one.name for one in found.peers] == ["n3", "n4"]
+    assert found.counts() == {"direct": 1, "peer-relay": 0, "derp": 0, "idle": 1, "none": 0}
+
+
+def test_a_ping_finds_the_path_and_the_latency_of_an_idle_peer(tailscaled, api):
+    tailscaled.peers = [peer(2), peer(3), peer(4)]
+    tailscaled.pings = {
+        "100.64.0.2": {"Endpoint": "192.168.7.2:41641", "LatencySeconds": 0.0012},
+        "100.64.0.3": {"DERPRegionID": 999, "DERPRegionCode": "lab", "LatencySeconds": 0.02},
+    }
+    two, three, four = paths.pinged(api, paths.read(api).peers)
+    assert two.path == Path("direct", "192.168.7.2:41641", 1.2)
+    assert three.path == Path("derp", "lab (999)", 20.0)
+    assert three.path.in_words == "DERP region lab (999)"
+    assert four.path == Path("none")
+
+
+def test_times_are_read_in_any_zone():
+    assert paths.seconds("2026-11-18T20:00:00.5+01:00") == paths.seconds("2026-11-18T19:00:00Z")
+    assert paths.seconds("2026-11-18T19:00:00Z") == 1795028400.0
+    assert paths.seconds(NEVER) == 0
+    assert paths.seconds("soon") == paths.seconds(None) == 0
+
+
+def test_the_expiry_of_this_nodes_key_is_known(tailscaled, api):
+    assert paths.read(api).key_expires == 0
+    tailscaled.self_known = {"KeyExpiry": "2026-11-18T19:00:00Z"}
+    assert paths.read(api).key_expires == 1795028400.0
+
+
+def test_many_questions_in_a_row_ask_tailscaled_once(tailscaled, api):
+    tailscaled.peers = [peer(2)]
+    watched = paths.Watched(api, lambda: {"2"})
+    assert [watched.counts()[("idle",)] for _unused in range(5)] == [1.0] * 5
+    assert tailscaled.asked == 1
+
+
+def test_without_tailscaled_there_is_no_count(tmp_path):
+    watched = paths.Watched(LocalApi(str(tmp_path / "none")), frozenset)
+    assert "is not there" in watched.now().problem
+    with pytest.raises(CniError, match="is not there"):
+        watched.counts()
