@@ -67,7 +67,7 @@ def _warnings(status: Mapping[str, Any], now: float) -> Iterator[str]:
         yield "the node's key for the tailnet has expired: playbooks/rotate_keys.yml renews it"
     elif expires and expires < now + KEY_DAYS * 86400:
         yield (
-            f"the node's key for the tailnet expires in {_span(expires - now)}: "
+            f"the node's key for the tailnet expires in {span(expires - now)}: "
             "playbooks/rotate_keys.yml renews it"
         )
     for pool in status.get("pools") or ():
@@ -116,10 +116,10 @@ def _key(status: Mapping[str, Any], now: float) -> str:
     expires = float(status["key_expires"])
     if not expires:
         return "never"
-    return _span(expires - now) if expires > now else "EXPIRED"
+    return span(expires - now) if expires > now else "EXPIRED"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"

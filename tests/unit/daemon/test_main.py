@@ -229,7 +229,7 @@ def test_a_node_of_the_mesh_that_has_this_nodes_range_makes_it_unready(daemon):
     daemon._reported(Report(conditions=(Condition("routes", True, ""),), alarms=(held_back,)))
     failed = {one.name: one.message for one in ask(daemon.conditions) if not one.ok}
     assert failed["alarm-own-cidr-10.9.1.0/24"] == "node2 serves 10.9.1.0/24"
-    assert node.warned(daemon.status()) == [], "it is among the conditions"
+    assert alarms(daemon.status()) == [], "it is among the conditions"
 
 
 def test_the_mesh_takes_its_rules_for_claims_from_the_configuration(tmp_path):
@@ -269,7 +269,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     daemon._start_pods()
     try:
         until(lambda: any(one.kind == "kubernetes-token" for one in warnings_of(daemon)))
-        [line] = [one for one in node.warned(daemon.status()) if "token for Kubernetes" in one]
+        [line] = [one for one in alarms(daemon.status()) if "token for Kubernetes" in one]
         assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
         assert "token for Kubernetes: until" in status._in_words(daemon.status())
         text = daemon.metrics.render()[1].decode()

@@ -42,7 +42,7 @@ def addresses(attachment: Attachment) -> List[str]:
 
 def find(config: DaemonConfig, wanted: str) -> Attachment:
     """By namespace/name, name, address, or the beginning of the container's id."""
-    found = [attachment for attachment in attachments(config) if _is(attachment, wanted)]
+    found = [attachment for attachment in attachments(config) if is_called(attachment, wanted)]
     if not found:
         raise CannotTell(f"no pod {wanted!r} on this node: see headcnictl pods")
     if len(found) > 1:
@@ -54,7 +54,7 @@ def find(config: DaemonConfig, wanted: str) -> Attachment:
     return found[0]
 
 
-def _is(attachment: Attachment, wanted: str) -> bool:
+def is_called(attachment: Attachment, wanted: str) -> bool:
     if wanted in (str(attachment.pod), attachment.pod.name, *addresses(attachment)):
         return True
     return len(wanted) >= 4 and attachment.owner.container_id.startswith(wanted)

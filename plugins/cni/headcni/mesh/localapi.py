@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..errors import IO_FAILURE, CniError
 from ..shared import localapi
-from ..shared.localapi import ANSWER_SECONDS, SOCKET
+from ..shared.localapi import ANSWER_SECONDS, REFUSED, SOCKET
 
 OLDEST = (1, 34)  # the first version with watch-ipn-bus
 UPGRADE = f"upgrade it to {'.'.join(map(str, OLDEST))} or newer"
@@ -158,6 +158,17 @@ class LocalApi:
         """`hook` may reduce each object of the answer as soon as it has been decoded."""
         with self.timed(operation), _as_cni_error():
             return self._client.read("GET", path, hook=hook)
+
+    def read_list(self, operation: str, path: str) -> list[Any]:
+        """A list that only root may read."""
+        with self.timed(operation), _as_cni_error():
+            answer = self._client.ask("POST", path)
+        found = None
+        with suppress(ValueError):
+            found = json.loads(answer)
+        if found is not None and not isinstance(found, list):
+            raise TailscaleError(REFUSED, f"tailscaled's answer about its {operation} is no list")
+        return found or []
 
     def watch(self, silence: float = SILENCE_SECONDS) -> Bus:
         return Bus(self, silence)

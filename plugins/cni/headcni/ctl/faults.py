@@ -1,0 +1,587 @@
+"""The faults that ``headcnictl diagnose`` looks for on this node: each a function that yields what
+it has found."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shlex
+import socket
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address, ip_network
+from typing import Any, Dict, Optional, Tuple
+from urllib.parse import urlsplit
+
+from .. import settings as configuration
+from ..datapath import firewall, host_firewall, netns
+from ..datapath.netlink import Netlink
+from ..errors import CniError
+from ..ipam.allocate import Ipam
+from ..mesh import lookup, packet_filter, paths, pod_traffic
+from ..mesh.claims import Rules, hear, plan
+from ..mesh.localapi import LocalApi, Status, TailscaleError
+from ..mesh.mesh import PRIORITY
+from ..mesh.route_socket import RouteSocket
+from ..settings import DaemonConfig
+from ..shared import conflist
+from ..shared.localapi import NO_ANSWER, NO_SOCKET
+from ..shared.node_status import KEY_DAYS, span
+from ..shared.paths import NONE, RELAYED
+from ..shared.podcidr import PodCidrError
+from ..store import Store
+from . import node
+from .daemon_client import daemon_status
+from .finding import CONTROLLER, HEADSCALE, SITE, Finding
+from .routes import claim_rules
+
+FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
+APPROVAL_SECONDS = 600.0  # Headscale 0.29 may take so long to tell a node about its own approval
+CLOCK_SECONDS = 60.0
+HTTP_SECONDS = 3.0
+DNS_SECONDS = 2.0
+TUNNEL_HEADERS = 80  # of IPv6, UDP and WireGuard: what the underlay must carry on top
+MOST_CHECKED = 200  # peers whose pods the policy is asked about
+ROTATE = "ansible-playbook -i INVENTORY playbooks/rotate_keys.yml"
+
+
+def daemon(config: DaemonConfig) -> Iterator[Finding]:
+    """Only whether it answers; what it reports comes last, because other faults cause it."""
+    try:
+        daemon_status(configuration.control_path(config))
+    except CniError as problem:
+        yield Finding(
+            "daemon-down",
+            str(problem),
+            "pods keep their network, but nothing repairs routes, rules and firewalls, and new "
+            "pods start more slowly",
+            "systemctl restart headcni-daemon",
+        )
+
+
+def conditions(config: DaemonConfig) -> Iterator[Finding]:
+    try:
+        status = daemon_status(configuration.control_path(config))
+    except CniError:
+        return  # this is a finding of its own
+    for condition in status["conditions"]:
+        if not condition["ok"]:
+            yield Finding(
+                f"condition-{condition['name']}",
+                f"{condition['name']}: {condition['reason']}",
+                "the daemon does not call the node ready",
+            )
+
+
+def forwarding(config: DaemonConfig) -> Iterator[Finding]:
+    for version, name in FORWARDING.items():
+        path = name.replace(".", "/")
+        if version in _versions(config) and netns.read_sysctl(path) == "0":
+            yield Finding(
+                f"forwarding-off-ipv{version}",
+                f"{name} is 0",
+                "the kernel drops every packet between pods and other machines",
+                f"sysctl -w {name}=1",
+            )
+
+
+def clock(config: DaemonConfig) -> Iterator[Finding]:
+    """By what Headscale's server says the time is."""
+    url = config.headscale.url
+    if not url:
+        with suppress(CniError):  # which is a finding of its own
+            url = str(LocalApi(config.tailscale.socket_path).prefs().get("ControlURL") or "")
+    theirs = time_of(url)
+    if theirs is None:
+        return
+    ahead = time.time() - theirs
+    if abs(ahead) >= CLOCK_SECONDS:
+        way = "ahead of" if ahead > 0 else "behind"
+        yield Finding(
+            "clock-wrong",
+            f"the clock is {span(abs(ahead))} {way} the one of {url}",
+            "certificates, keys and tokens count as expired or not yet valid",
+            "timedatectl set-ntp true",
+        )
+
+
+def time_of(url: str) -> Optional[float]:
+    """The time that a web server sends with its answers; None if it cannot be asked."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    made: http.client.HTTPConnection
+    if parts.scheme == "http":
+        made = http.client.HTTPConnection(parts.hostname, parts.port, timeout=HTTP_SECONDS)
+    else:
+        import ssl
+
+        # A wrong clock makes every certificate invalid, and nothing is sent but this question.
+        unchecked = ssl._create_unverified_context()  # noqa: S323
+        made = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=HTTP_SECONDS, context=unchecked
+        )
+    with closing(made):
+        try:
+            made.request("HEAD", "/health")
+            said = made.getresponse().getheader("Date") or ""
+            return parsedate_to_datetime(said).timestamp()
+        except (OSError, http.client.HTTPException, ValueError, TypeError):
+            return None
+
+
+def tailscale(config: DaemonConfig) -> Iterator[Finding]:
+    try:
+        status = LocalApi(config.tailscale.socket_path).status(peers=False)
+    except TailscaleError as problem:
+        if problem.kind not in (NO_SOCKET, NO_ANSWER):
+            raise
+        unit = "tailscaled" if config.tailscale.mode == "host" else "headcni-tailscaled"
+        yield Finding(
+            "tailscaled-down", str(problem), "this node loses the others", f"systemctl restart {unit}"
+        )
+        return
+    if not status.running:
+        yield from not_running(status)
+        return
+    expires = paths.read(LocalApi(config.tailscale.socket_path), ()).key_expires
+    if expires and expires < time.time() + KEY_DAYS * 86400:
+        yield Finding(
+            "key-expires",
+            f"the key of this node expires in {span(expires - time.time())}",
+            "when it has expired, this node loses all other nodes and their pods",
+            ROTATE,
+            CONTROLLER,
+        )
+    for line in status.health:
+        if not ("IP forwarding is disabled" in line and forwards(config)):
+            yield Finding("tailscaled-health", f"tailscaled says: {line}")
+
+
+def not_running(status: Status) -> Iterator[Finding]:
+    if status.state == "Stopped":
+        yield Finding(
+            "tailscale-stopped",
+            "tailscaled is not connected: its state is Stopped",
+            "this node reaches no other node",
+            "tailscale up",
+        )
+        return
+    yield Finding(
+        "logged-out" if status.state == "NeedsLogin" else "tailscale-not-running",
+        f"tailscaled is not connected: its state is {status.state}",
+        "this node is not in the tailnet, so its pods reach no other node"
+        if status.state == "NeedsLogin"
+        else "this node reaches no other node",
+        SITE,
+        CONTROLLER,
+    )
+
+
+def forwards(config: DaemonConfig) -> bool:
+    """Whether the kernel forwards, for all families that this node's pods have. tailscaled asks
+    every link, and takes a pod's link that has just gone for a link that does not forward."""
+    versions = _versions(config)
+    return bool(versions) and all(
+        netns.read_sysctl(FORWARDING[version].replace(".", "/")) == "1" for version in versions
+    )
+
+
+def pod_cidr(config: DaemonConfig) -> Iterator[Finding]:
+    try:
+        resolution = configuration.pod_cidrs(config)
+    except PodCidrError as problem:
+        yield Finding("no-pod-cidr", str(problem), "no pod can start on this node", SITE, CONTROLLER)
+        return
+    if resolution.guessed:
+        shown = ", ".join(map(str, resolution.cidrs))
+        yield Finding(
+            "pod-cidr-guessed",
+            f"{shown} is a guess ({resolution.source}): set network.podCIDR.nodeLocal",
+            "another node may have guessed the same",
+        )
+
+
+def conflists(config: DaemonConfig, directory: str) -> Iterator[Finding]:
+    seen = conflist.survey(directory)
+    picked = seen.picked()
+    if not picked:
+        yield Finding(
+            "no-conflist",
+            f"there is no conflist in {directory}",
+            "the container runtime can start no pod",
+            f"headcnictl conflist write --directory {shlex.quote(directory)}",
+        )
+        return
+    if picked != conflist.NAME:
+        path = shlex.quote(os.path.join(directory, picked))
+        yield Finding(
+            "other-conflist",
+            f"{picked} is in charge of {directory}, not {conflist.NAME}",
+            "new pods get another network",
+            f"mv {path} {path}{conflist.SUFFIX}"
+            if conflist.NAME in seen.files
+            else f"headcnictl conflist write --directory {shlex.quote(directory)}",
+        )
+        return
+    wrong = stale(seen.files[picked], config)
+    if wrong:
+        yield Finding(
+            "stale-conflist",
+            f"{picked} is out of date: {wrong}",
+            "new pods get an address or a path that this node does not have",
+            SITE,
+            CONTROLLER,
+        )
+
+
+def stale(content: bytes, config: DaemonConfig) -> str:
+    """What our conflist says otherwise than the daemon's configuration; empty if nothing."""
+    import json
+
+    try:
+        plugin = json.loads(content)["plugins"][0]
+        have = plugin.get("pod_cidr") or []
+    except (ValueError, LookupError, AttributeError, TypeError):
+        return "it is not a valid conflist"
+    if plugin.get("type") != "headcni":
+        return ""
+    have = [have] if isinstance(have, str) else have
+    try:
+        want = [str(cidr) for cidr in configuration.pod_cidrs(config).cidrs]
+    except PodCidrError:
+        return ""
+    for name, said, wanted in (
+        ("pod_cidr", sorted(map(str, have)), sorted(want)),
+        ("mode", plugin.get("mode", "host"), config.tailscale.mode),
+        ("mtu", plugin.get("mtu", config.network.mtu), config.network.mtu),
+    ):
+        if said != wanted:
+            return f"{name} is {_shown(said)}, and the daemon has {_shown(wanted)}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def rules(config: DaemonConfig) -> Iterator[Finding]:
+    """Rules of other programs that take packets to other nodes' pods away from our table."""
+    own = configuration.pod_cidrs(config).cidrs
+    with Netlink() as kernel, closing(RouteSocket()) as routes:
+        said = set()
+        for route in routes.routes(5200):
+            dst = ip_address(route.dst.address) + 1
+            src = next((cidr[2] for cidr in own if cidr.version == dst.version), None)
+            bridge = kernel.index(config.network.bridge)
+            used = lookup.decide(kernel, dst, src, bridge)
+            if used.table == 5200 or (not bridge and used.problem):
+                continue
+            for rule in lookup.above(kernel, dst, src, config.network.bridge, PRIORITY):
+                if rule in said:
+                    continue
+                said.add(rule)
+                yield foreign_rule(rule, str(route.dst))
+
+
+def foreign_rule(rule: lookup.AnyRule, dst: str) -> Finding:
+    words = rule.command("add").split(" add ", 1)[-1].split(" del ", 1)[-1]
+    return Finding(
+        "foreign-rule",
+        f"another program's routing rule takes packets to {dst} away: {words}",
+        "pods do not reach the pods of that node: a rule with a smaller number than "
+        f"{PRIORITY - 1} decides before HeadCNI's",
+        rule.command("del"),
+    )
+
+
+def mtu(config: DaemonConfig) -> Iterator[Finding]:
+    link = config.tailscale.interface
+    have, want = mtu_of(link), config.network.mtu
+    if have and have < want:
+        yield Finding(
+            "tunnel-mtu",
+            f"{link} has the MTU {have}, and pods send packets of up to {want} bytes",
+            "small packets pass and large ones are lost: connections hang",
+            f"ip link set dev {link} mtu {want}",
+        )
+    if config.tailscale.mode != "host":
+        return
+    uplink = _uplink()
+    carried = mtu_of(uplink)
+    if have and carried and carried < have + TUNNEL_HEADERS:
+        yield Finding(
+            "underlay-mtu",
+            f"{uplink} has the MTU {carried}, and the tunnel needs {have + TUNNEL_HEADERS}",
+            "full-sized packets to other nodes are fragmented or lost",
+            f"ip link set dev {uplink} mtu {max(have + TUNNEL_HEADERS, 1500)}",
+        )
+
+
+def mtu_of(link: str) -> int:
+    said = netns.read_file(f"/sys/class/net/{link}/mtu") if link else None
+    return int(said) if said and said.isdigit() else 0
+
+
+def _uplink() -> str:
+    """The link of the node's default route; empty if it has none."""
+    with closing(RouteSocket()) as kernel:
+        for route in kernel.routes(254):
+            if not route.dst.length and route.link:
+                link = kernel.link(index=route.link)
+                return link.name if link else ""
+    return ""
+
+
+def claims(config: DaemonConfig) -> Iterator[Finding]:
+    """Ranges that two nodes serve."""
+    status = LocalApi(config.tailscale.socket_path).status()
+    if not status.running:
+        return
+    found = claim_rules(config)
+    for alarm in plan(hear(status, found, {}), found).alarms:
+        holder = next((p for p in status.peers if alarm.prefix in (*p.primary, *p.routes)), None)
+        run = ""
+        if holder is not None and holder.id.isdigit():  # Headscale's ids are numbers
+            others = [route for route in holder.primary if route != alarm.prefix]
+            run = (
+                f"headscale nodes approve-routes --identifier {holder.id} "
+                f"--routes {shlex.quote(','.join(others))}"
+            )
+        yield Finding(
+            f"duplicate-{alarm.kind}",
+            alarm.message,
+            "the pods of one of the two cannot be reached. The command leaves "
+            f"{holder.name if holder else 'the other node'} with its other routes",
+            run,
+            HEADSCALE,
+        )
+
+
+def approval(config: DaemonConfig) -> Iterator[Finding]:
+    status = LocalApi(config.tailscale.socket_path).status(peers=False)
+    if not status.running:
+        return
+    missing = [
+        str(cidr)
+        for cidr in configuration.pod_cidrs(config).cidrs
+        if str(cidr) not in status.served
+    ]
+    if missing:
+        yield not_approved(missing, _uptime(config) > APPROVAL_SECONDS)
+
+
+def not_approved(missing: Sequence[str], sure: bool) -> Finding:
+    return Finding(
+        "not-approved",
+        f"Headscale has not approved {', '.join(missing)}, as far as this node knows",
+        "pods of other nodes do not reach pods of this node, and get no answers from them"
+        + ("" if sure else ". Headscale may tell a new node minutes late"),
+        SITE,
+        CONTROLLER,
+        sure,
+    )
+
+
+def _uptime(config: DaemonConfig) -> float:
+    try:
+        return time.time() - float(daemon_status(configuration.control_path(config))["since"])
+    except CniError:
+        return APPROVAL_SECONDS + 1
+
+
+def policy(config: DaemonConfig) -> Iterator[Finding]:
+    """What Headscale's policy lets in, as tailscaled applies it here."""
+    api = LocalApi(config.tailscale.socket_path)
+    status = api.status()
+    if not status.running:
+        return
+    allowed = packet_filter.read(api)
+    found = claim_rules(config)
+    own = configuration.pod_cidrs(config).cidrs
+    refused = []
+    every = [claim for claims in hear(status, found, {}).claims.values() for claim in claims]
+    for claim in every[:MOST_CHECKED]:
+        theirs = ip_network(str(claim.prefix))
+        for cidr in own:
+            if cidr.version == theirs.version and not packet_filter.allows(allowed, theirs, cidr):
+                refused.append(f"{claim.prefix} of {claim.peer}")
+    if refused:
+        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+        yield Finding(
+            "policy-denies",
+            f"Headscale's policy lets no TCP in from {', '.join(refused[:3])}{more}",
+            "pods of these nodes do not reach pods of this node: docs/headscale-policy.md shows "
+            "the rule that the policy needs, and the command adds it",
+            f"{SITE} -e headscale_routes_policy=merge",
+            CONTROLLER,
+        )
+
+
+def pool(config: DaemonConfig) -> Iterator[Finding]:
+    with Store.in_directory(config.daemon.data_dir) as store:
+        ipam = Ipam(store)
+        usages = [
+            usage for network in store.attachment_counts() for usage in ipam.usage(network)
+        ]
+        dead = sum(_is_leaked(one.netns, one.created) for one in store.attachments())
+    for usage in usages:
+        if usage.free > 0:
+            continue
+        yield Finding(
+            "pool-full",
+            f"network {usage.network} has no free address in {', '.join(usage.subnets)}",
+            "no new pod can start on this node. "
+            + (
+                f"{dead} addresses are of pods that are gone; the command releases them"
+                if dead
+                else "headcnictl ipam --list shows who has them; delete pods, or give the node a "
+                "larger range with playbooks/change_pod_cidr.yml"
+            ),
+            "systemctl restart headcni-daemon" if dead else "headcnictl ipam --list",
+        )
+
+
+def _is_leaked(path: str, created: float) -> bool:
+    return bool(path) and time.time() - created > 60 and not os.path.exists(path)
+
+
+def filters(config: DaemonConfig) -> Iterator[Finding]:
+    with Store.in_directory(config.daemon.data_dir) as store:
+        if store.attachments() and not firewall.is_whole(store):
+            yield Finding(
+                "nft-table",
+                "the nft table is not as the store has it; the daemon repairs it",
+                "pods' addresses are not masqueraded, and host ports do not work",
+                "systemctl restart headcni-daemon",
+            )
+    for other in firewalls(config):
+        if other.missing or other.problem:
+            yield blocking(other, config)
+
+
+def blocking(other: host_firewall.Found, config: DaemonConfig) -> Finding:
+    told = config.network.firewall == "auto"
+    what = "tailnet peers" if other.blocks_node else "pods"
+    fix = "the daemon tells it" if told else f"network.firewall is none: allow {what} there"
+    means = "this node does not answer tailnet peers" if other.blocks_node else (
+        "packets of pods are dropped"
+    )
+    return Finding(
+        "firewall-blocks",
+        f"{other.in_words()}; {fix}, see docs/firewalls.md",
+        means,
+        "systemctl restart headcni-daemon" if told else _allow(other, config),
+    )
+
+
+def _allow(other: host_firewall.Found, config: DaemonConfig) -> str:
+    """The rules for an operator who keeps the firewall, as docs/firewalls.md has them."""
+    bridge = config.network.bridge
+    hooks = {chain.hook for chain in other.blocks}
+    if other.problem or other.blocks_node or "forward" not in hooks:
+        return ""
+    if other.name.startswith("ufw"):
+        return (
+            f"ufw route allow in on {bridge} && ufw route allow out on {bridge} && "
+            f"ufw allow in on {bridge}"
+        )
+    if other.name.startswith(("iptables", "ip6tables", "Docker")):
+        program = "ip6tables" if other.name.startswith("ip6tables") else "iptables"
+        return (
+            f"{program} -I FORWARD -i {bridge} -j ACCEPT && "
+            f"{program} -I FORWARD -o {bridge} -j ACCEPT"
+        )
+    chain = next((chain for chain in other.blocks if chain.hook == "forward"), None)
+    if chain is None or other.name == "firewalld":
+        return ""
+    where = f"{chain.family} {chain.table} {chain.name}"
+    return (
+        f"nft insert rule {where} iifname {bridge} accept && "
+        f"nft insert rule {where} oifname {bridge} accept"
+    )
+
+
+def firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
+    return host_firewall.look(pod_traffic.now(config, node.attachments(config)))
+
+
+def dns(config: DaemonConfig) -> Iterator[Finding]:
+    """Whether a pod's resolvers answer, asked from the pod's own network namespace."""
+    pods = [one for one in node.attachments(config) if one.netns and os.path.exists(one.netns)]
+    asked: Dict[str, str] = {}
+    for pod in pods:
+        for server in (pod.result.get("dns") or {}).get("nameservers") or ():
+            asked.setdefault(str(server), pod.netns)
+    for server, path in list(asked.items())[:4]:
+        problem = resolver_problem(server, path)
+        if problem:
+            source = next(pod for pod in pods if pod.netns == path)
+            yield Finding(
+                "resolver-silent",
+                f"the resolver {server} does not answer pods: {problem}",
+                "pods cannot resolve names",
+                f"headcnictl trace {source.pod or node.addresses(source)[0]} {server}",
+            )
+
+
+def resolver_problem(server: str, path: str) -> str:
+    """Any answer will do, even that there is no such name."""
+    question = b"\x48\x43\x01\x00\x00\x01" + bytes(6) + b"\x00\x00\x06\x00\x01"  # SOA of the root
+    try:
+        family = socket.AF_INET6 if ip_address(server).version == 6 else socket.AF_INET
+        with netns.opened(path) as fd, netns.entered(fd):
+            caller = socket.socket(family, socket.SOCK_DGRAM)
+        with closing(caller):
+            caller.settimeout(DNS_SECONDS)
+            caller.connect((server, 53))
+            for _unused in range(2):
+                caller.send(question)
+                try:
+                    if caller.recv(512)[:2] == question[:2]:
+                        return ""
+                except socket.timeout:
+                    continue
+        return f"no answer within {2 * DNS_SECONDS:.0f} s"
+    except (OSError, ValueError, CniError) as problem:
+        return str(problem)
+
+
+def peers(config: DaemonConfig) -> Iterator[Finding]:
+    """Notes on relayed and missing paths: they are no fault of this node alone."""
+    api = LocalApi(config.tailscale.socket_path)
+    status = api.status()
+    if not status.running:
+        return
+    heard = hear(status, claim_rules(config), {})
+    found = paths.pinged(api, paths.read(api, heard.claims).peers)
+    relayed = [peer for peer in found if peer.path.kind in RELAYED]
+    if relayed:
+        names = ", ".join(f"{peer.name} ({peer.path.in_words})" for peer in relayed[:5])
+        yield Finding(
+            "relayed",
+            f"the path to {names} is relayed",
+            "it is slower than a direct path: let UDP through between the nodes, at tailscaled's "
+            "port (41641 by default); docs/verify.md#paths",
+            sure=False,
+        )
+    for peer in found[:50]:
+        if peer.path.kind == NONE:
+            yield Finding(
+                "no-path",
+                f"{peer.name} does not answer tailscaled's ping"
+                + ("" if peer.online else ", and Headscale says that it is offline"),
+                "pods do not reach the pods of that node: look there",
+                f"tailscale ping -c 3 {peer.addresses[0]}" if peer.addresses else "",
+                sure=False,
+            )
+
+
+def _versions(config: DaemonConfig) -> "set[int]":
+    try:
+        return {cidr.version for cidr in configuration.pod_cidrs(config).cidrs}
+    except PodCidrError:
+        return set()
