@@ -64,9 +64,7 @@ def main() -> None:
 def ask(command: list[str]) -> tuple[dict, str]:
     """The status, or the reason why there is none."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except FileNotFoundError:
         return {}, "HeadCNI is not installed on this node: run site.yml"
     except subprocess.TimeoutExpired:

@@ -10,7 +10,6 @@ from typing import Any, Dict
 
 from ..errors import IO_FAILURE, CniError
 
-
 CONTROL = "/run/headcni/daemon.sock"  # unless the configuration has another daemon.socket
 
 

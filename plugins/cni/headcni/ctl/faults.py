@@ -7,7 +7,6 @@ import http.client
 import os
 import shlex
 import socket
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -22,7 +21,7 @@ from ..datapath.netlink import Netlink
 from ..errors import CniError
 from ..ipam.allocate import Ipam
 from ..mesh import lookup, packet_filter, paths, pod_traffic
-from ..mesh.claims import Rules, hear, plan
+from ..mesh.claims import hear, plan
 from ..mesh.localapi import LocalApi, Status, TailscaleError
 from ..mesh.mesh import PRIORITY
 from ..mesh.route_socket import RouteSocket
@@ -141,7 +140,10 @@ def tailscale(config: DaemonConfig) -> Iterator[Finding]:
             raise
         unit = "tailscaled" if config.tailscale.mode == "host" else "headcni-tailscaled"
         yield Finding(
-            "tailscaled-down", str(problem), "this node loses the others", f"systemctl restart {unit}"
+            "tailscaled-down",
+            str(problem),
+            "this node loses the others",
+            f"systemctl restart {unit}",
         )
         return
     if not status.running:
@@ -194,7 +196,9 @@ def pod_cidr(config: DaemonConfig) -> Iterator[Finding]:
     try:
         resolution = configuration.pod_cidrs(config)
     except PodCidrError as problem:
-        yield Finding("no-pod-cidr", str(problem), "no pod can start on this node", SITE, CONTROLLER)
+        yield Finding(
+            "no-pod-cidr", str(problem), "no pod can start on this node", SITE, CONTROLLER
+        )
         return
     if resolution.guessed:
         shown = ", ".join(map(str, resolution.cidrs))
@@ -424,9 +428,7 @@ def policy(config: DaemonConfig) -> Iterator[Finding]:
 def pool(config: DaemonConfig) -> Iterator[Finding]:
     with Store.in_directory(config.daemon.data_dir) as store:
         ipam = Ipam(store)
-        usages = [
-            usage for network in store.attachment_counts() for usage in ipam.usage(network)
-        ]
+        usages = [usage for network in store.attachment_counts() for usage in ipam.usage(network)]
         dead = sum(_is_leaked(one.netns, one.created) for one in store.attachments())
     for usage in usages:
         if usage.free > 0:
@@ -467,8 +469,10 @@ def blocking(other: host_firewall.Found, config: DaemonConfig) -> Finding:
     told = config.network.firewall == "auto"
     what = "tailnet peers" if other.blocks_node else "pods"
     fix = "the daemon tells it" if told else f"network.firewall is none: allow {what} there"
-    means = "this node does not answer tailnet peers" if other.blocks_node else (
-        "packets of pods are dropped"
+    means = (
+        "this node does not answer tailnet peers"
+        if other.blocks_node
+        else ("packets of pods are dropped")
     )
     return Finding(
         "firewall-blocks",
@@ -580,7 +584,7 @@ def peers(config: DaemonConfig) -> Iterator[Finding]:
             )
 
 
-def _versions(config: DaemonConfig) -> "set[int]":
+def _versions(config: DaemonConfig) -> set[int]:
     try:
         return {cidr.version for cidr in configuration.pod_cidrs(config).cidrs}
     except PodCidrError:

@@ -16,8 +16,8 @@ SITE = "ansible-playbook -i INVENTORY site.yml"
 
 
 class Finding(NamedTuple):
-    """`id` never changes. `run` is one shell command for the machine that `where` names, or empty if
-    no command is right for everybody. A finding that is not `sure` may go away by itself."""
+    """`id` never changes. `run` is one shell command for the machine that `where` names, or empty
+    if no command is right for everybody. A finding that is not `sure` may go away by itself."""
 
     id: str
     found: str
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
         colour = BAD if self.sure else DOUBTFUL
         return "\n".join([f"{paint(part, colour)}: {self.found}", *self.advice()])
 
-    def advice(self, indent: str = "  ") -> "list[str]":
+    def advice(self, indent: str = "  ") -> list[str]:
         """What it means, and the command on a line of its own, so that it can be copied."""
         lines = [wrapped(self.means, f"{indent}means: ", f"{indent}       ")] if self.means else []
         if not self.run:

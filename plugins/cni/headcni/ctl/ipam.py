@@ -209,7 +209,9 @@ def _picture(pool: Pool, held: List[Tuple[int, Held]], known: Dict[str, Any]) ->
         cell = (one.address - start) // each
         kinds[cell] = min(kinds.get(cell, one.kind), one.kind, key=list(MARKS).index)
     cells = [
-        paint(MARKS[kinds[cell]], COLOURS[kinds[cell]]) if cell in kinds else _empty(pool, low, each)
+        paint(MARKS[kinds[cell]], COLOURS[kinds[cell]])
+        if cell in kinds
+        else _empty(pool, low, each)
         for cell, low in enumerate(range(start, start + size, each))
     ]
     lines = [

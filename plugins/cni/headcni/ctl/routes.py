@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         numbers = {route.link for route in have.values() if not is_block(route)}
         links = {number: kernel.link(index=number) for number in numbers}
     should = plan(heard, rules, [dst for dst, route in have.items() if not is_block(route)])
-    answer = {
+    answer: Dict[str, Any] = {
         "table": TABLE,
         "routes": _compared(status, heard, rules, should, have, links),
         "own": [
@@ -120,9 +120,7 @@ def _compared(
                 "via": _gateway(route),
                 "dev": link.name if link else "",
                 "tailscaled": sorted(forwarded.get(str(dst), ())),
-                "approved": sorted(
-                    peer.name for peer in status.peers if str(dst) in peer.primary
-                ),
+                "approved": sorted(peer.name for peer in status.peers if str(dst) in peer.primary),
                 "state": "kept" if state == "stale" and away and not is_block(route) else state,
             }
         )
@@ -265,4 +263,3 @@ def amount(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-

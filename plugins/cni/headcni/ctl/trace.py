@@ -1,14 +1,13 @@
 """``headcnictl trace SRC DST``: every hop of a packet, checked against the kernel and tailscaled.
 
 Each hop is asked for the answer that it gives now; nothing is inferred from the configuration. What
-only the other node knows is shown as unknown. At the end a real packet is sent from the pod, so that
-the answer is never better than what the pod sees.
+only the other node knows is shown as unknown. At the end a real packet is sent from the pod, so
+that the answer is never better than what the pod sees.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -31,7 +30,7 @@ from ..settings import DaemonConfig
 from ..shared.paths import NONE, RELAYED
 from ..store import Attachment, Store
 from . import faults, node, probe
-from .finding import Finding
+from .finding import CONTROLLER, SITE, Finding
 from .main import NO, OK, CannotTell, show
 from .routes import claim_rules
 from .terminal import BAD, DOUBTFUL, GOOD, paint
@@ -258,7 +257,9 @@ def _forwarding(question: Question) -> Iterator[Hop]:
     found = next(
         (one for one in faults.forwarding(question.config) if one.found.startswith(name)), None
     )
-    yield Hop("forwarding", BROKEN if found else FINE, found.found if found else f"{name} is 1", found)
+    yield Hop(
+        "forwarding", BROKEN if found else FINE, found.found if found else f"{name} is 1", found
+    )
 
 
 def _routing(question: Question) -> Iterator[Hop]:
@@ -424,20 +425,24 @@ def _mesh(question: Question) -> Iterator[Hop]:
         yield Hop("approval", BROKEN, found.found, found)
     else:
         yield Hop("approval", FINE, f"{', '.join(own)} of this node is approved")
-    yield _path(api, peer, question)
+    yield _path(api, peer)
     yield from _policy(api, question)
-    yield Hop("remote", OPEN, f"only {peer.name} knows: headcnictl trace {question.src} {question.dst} there")
+    yield Hop(
+        "remote",
+        OPEN,
+        f"only {peer.name} knows: headcnictl trace {question.src} {question.dst} there",
+    )
 
 
-def _path(api: LocalApi, peer: Peer, question: Question) -> Hop:
-    [found] = paths.pinged(api, paths.read(api, {peer.id}).peers) or [None]
+def _path(api: LocalApi, peer: Peer) -> Hop:
+    found = next(iter(paths.pinged(api, paths.read(api, {peer.id}).peers)), None)
     if found is None or found.path.kind == NONE:
         said = f"{peer.name} does not answer tailscaled's ping"
         means = (
             "the node is off, or no path to it works: UDP to its tailscaled and DERP are both "
             "blocked"
         )
-        fix = Finding("no-path", said, means, f"tailscale netcheck")
+        fix = Finding("no-path", said, means, "tailscale netcheck")
         return Hop("path", BROKEN, said, fix)
     kind = "relayed by" if found.path.kind in RELAYED else "direct to"
     return Hop("path", FINE, f"{kind} {found.path.in_words}, {found.path.latency_ms} ms")
@@ -456,8 +461,8 @@ def _policy(api: LocalApi, question: Question) -> Iterator[Hop]:
         return
     said = f"Headscale's policy does not let {question.protocol} from {question.src} in"
     means = "tailscaled drops it: docs/headscale-policy.md shows the rule that the policy needs"
-    run = f"{faults.SITE} -e headscale_routes_policy=merge"
-    yield Hop("policy", BROKEN, said, Finding("policy-denies", said, means, run, faults.CONTROLLER))
+    run = f"{SITE} -e headscale_routes_policy=merge"
+    yield Hop("policy", BROKEN, said, Finding("policy-denies", said, means, run, CONTROLLER))
 
 
 def _sent(question: Question) -> Hop:
@@ -547,7 +552,9 @@ def _in_words(question: Question, hops: List[Hop], broken: Optional[Hop]) -> str
     what = f"{question.protocol} {question.port}" if question.port else "ping"
     lines = [f"{question.src} -> {question.dst} ({what})"]
     for hop in hops:
-        state = paint(f"{hop.state.upper() if hop.state == BROKEN else hop.state:8}", COLOURS[hop.state])
+        state = paint(
+            f"{hop.state.upper() if hop.state == BROKEN else hop.state:8}", COLOURS[hop.state]
+        )
         lines.append(f"{hop.name:14}{state} {hop.said}")
         if hop is broken and hop.finding is not None:
             lines += hop.finding.advice(" " * 14)

@@ -24,7 +24,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)
 
 
 class PeerPath(NamedTuple):
-    """A peer, or this node itself, and the path to it. Times are seconds since 1970; 0 means never."""
+    """A peer, or this node itself, and the path to it. Times are seconds since 1970; 0 is never."""
 
     id: str
     name: str
