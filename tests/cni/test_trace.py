@@ -126,11 +126,10 @@ def test_every_hop_between_two_pods_of_a_node_is_checked(node, traced, datapath)
 FAULTS = {
     "pod": "ip netns exec {pod} ip route del default",
     "veth": "ip link set dev {veth} down",
-    "anti-spoofing": "tc qdisc del dev {veth} ingress",
 }
 
 
-@pytest.mark.parametrize("layer", ["pod", "veth"])
+@pytest.mark.parametrize("layer", FAULTS)
 def test_the_first_broken_layer_is_named_and_its_command_puts_it_right(node, traced, layer):
     pod = node.pod()
     address = node.add(node.conf(), pod).address
@@ -202,7 +201,7 @@ def test_a_tunnel_that_is_too_narrow_is_named_and_its_command_widens_it(node, tr
 def test_a_filter_of_another_program_is_named(node, traced, kind):
     address = node.add(node.conf()).address
     traced.mesh()
-    rules = f"table inet other {{ chain f {{ type filter hook forward priority 0; {kind}; }} }}"
+    rules = f"table inet other {{ chain f {{ type filter hook forward priority 0; {kind}; }}; }}"
     node.netns.run("nft", rules)
     hops = traced.hops(address, REMOTE)
     assert hops["first"]["name"] == "firewall"
@@ -213,7 +212,7 @@ def test_a_rule_that_drops_some_packets_is_an_open_question(node, traced):
     address = node.add(node.conf()).address
     traced.mesh()
     rule = "chain f { type filter hook forward priority 0; ip daddr 10.55.2.7 drop; }"
-    node.netns.run("nft", f"table inet other {{ {rule} }}")
+    node.netns.run("nft", f"table inet other {{ {rule}; }}")
     hops = traced.hops(address, REMOTE)
     assert hops["firewall"]["state"] == "unknown"
     assert "inet other f" in hops["firewall"]["said"]
@@ -287,7 +286,7 @@ def test_the_pool_is_drawn_with_leaks_and_static_addresses(node, traced):
     node.add(node.conf(), plain)
     node.add(node.conf(capabilities={"ips": True}, runtimeConfig={"ips": ["10.55.1.9/24"]}))
     node.add(node.conf(), leaked)
-    assert " .##.....S" in traced("ipam", code=0) or " ##......S" in traced("ipam", code=0)
+    assert "10.55.1.0   ##.....S.." in traced("ipam", code=0)
     node.sql("UPDATE attachment SET created = 1")
     node.sql("UPDATE allocation SET created = 1")
     leaked.remove()

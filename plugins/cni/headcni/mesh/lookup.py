@@ -26,7 +26,7 @@ from .prefix import Prefix
 
 RTM_GETRULE = 34
 RTA_SRC, RTA_IIF = 2, 3
-RTM_F_FIB_MATCH = 0x2000
+RTM_F_LOOKUP_TABLE, RTM_F_FIB_MATCH = 0x1000, 0x2000
 RTN_LOCAL = 2
 FRA_DST, FRA_SRC, FRA_IIF, FRA_PRIORITY, FRA_MARK = 1, 2, 3, 6, 10
 FRA_TABLE, FRA_MASK, FRA_OIF, FRA_PROTOCOL = 15, 16, 17, 21
@@ -73,7 +73,8 @@ def decide(
     link, it is one that arrived there; without, one that the node sends."""
     family, bits = _family(dst), dst.max_prefixlen
     source = src is not None and src.version == dst.version
-    body = ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH)
+    flags = RTM_F_LOOKUP_TABLE | RTM_F_FIB_MATCH
+    body = ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags)
     body += attribute(RTA_DST, dst.packed)
     if source and src is not None:
         body += attribute(RTA_SRC, src.packed)
