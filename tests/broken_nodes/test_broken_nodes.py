@@ -41,9 +41,9 @@ class Broken:
         return self.lab.on("node1", command, check=check)
 
     def findings(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.on("headcnictl diagnose --json", check=False))[
-            "findings"
-        ]
+        found: list[dict[str, Any]] = json.loads(
+            self.on("headcnictl diagnose --json", check=False)
+        )["findings"]
         return found
 
     def named(self, wanted: str, seconds: float = 60) -> dict[str, Any]:
@@ -266,9 +266,7 @@ def test_a_silent_resolver_is_named(broken):
 def test_a_path_that_becomes_relayed_is_shown_and_its_return_too(broken):
     broken.lab.write("node2", "/run/relay.nft", f"table inet relay {{\n{NO_UDP}\n}}\n".encode())
     target = broken.traffic.addresses["node2"]
-    broken.on(
-        f"systemd-run --quiet --unit=relayed ip netns exec pod ping -i 0.5 {target}"
-    )
+    broken.on(f"systemd-run --quiet --unit=relayed ip netns exec pod ping -i 0.5 {target}")
     status = lambda: broken.on("headcnictl status", check=False)  # noqa: E731
     routes = lambda: broken.on("headcnictl routes", check=False)  # noqa: E731
     try:

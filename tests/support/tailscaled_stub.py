@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+
 def go_time(age: float) -> str:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - age))
     return f"{stamp}.123456789Z"

@@ -59,7 +59,13 @@ class _Clock(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(
     ("behind", "told"),
-    [(0, None), (30, None), (7500, "2h ahead of"), (-630, "10m behind"), (-86400.0 * 9 - 60, "9d beh")],
+    [
+        (0, None),
+        (30, None),
+        (7500, "2h ahead of"),
+        (-630, "10m behind"),
+        (-86400.0 * 9 - 60, "9d beh"),
+    ],
 )
 def test_a_clock_that_differs_from_headscales_is_found(behind, told):
     server = HTTPServer(("127.0.0.1", 0), _Clock)
@@ -104,7 +110,9 @@ def test_a_tailscaled_without_a_tailnet_is_found(tailscaled, here, state, id_, r
     assert (found.id, found.run) == (id_, run)
 
 
-@pytest.mark.parametrize(("mode", "unit"), [("host", "tailscaled"), ("daemon", "headcni-tailscaled")])
+@pytest.mark.parametrize(
+    ("mode", "unit"), [("host", "tailscaled"), ("daemon", "headcni-tailscaled")]
+)
 def test_a_tailscaled_that_does_not_answer_is_found(tmp_path, mode, unit):
     there = config(tailscale={"mode": mode, "socket": {"path": str(tmp_path / "none")}})
     [found] = faults.tailscale(there)
@@ -128,7 +136,10 @@ def test_a_node_that_takes_our_range_is_found_and_keeps_its_other_routes(tailsca
     ("changes", "told"),
     [
         ({}, ""),
-        ({"pod_cidr": ["10.77.1.0/24"]}, "pod_cidr is 10.77.1.0/24, and the daemon has 10.9.1.0/24"),
+        (
+            {"pod_cidr": ["10.77.1.0/24"]},
+            "pod_cidr is 10.77.1.0/24, and the daemon has 10.9.1.0/24",
+        ),
         ({"mode": "daemon"}, "mode is daemon, and the daemon has host"),
         ({"mtu": 1500}, "mtu is 1500, and the daemon has 1280"),
     ],
@@ -158,6 +169,21 @@ def test_a_file_that_comes_first_is_set_aside_by_the_advice(tmp_path):
 
     subprocess.run(["sh", "-c", found.run], check=True)
     assert list(faults.conflists(config(), str(folder))) == []
+
+
+def test_a_runtime_that_looks_elsewhere_is_found(monkeypatch, tmp_path):
+    plugins = tmp_path / "bin"
+    plugins.mkdir()
+    made = faults.container_runtimes.Runtime("containerd", "config.toml", (str(plugins),))
+    monkeypatch.setattr(faults.container_runtimes, "running", lambda _root: [made])
+    monkeypatch.setattr(faults.container_runtimes, "of_kubelet", lambda found, _root: found)
+    [found] = faults.runtimes(config(), "/etc/cni/net.d")
+    assert found.id == "runtime-elsewhere"
+    assert json.dumps(["/opt/cni/bin", str(plugins)]) in found.run
+    (plugins / "headcni").touch(mode=0o755)
+    assert list(faults.runtimes(config(), "/etc/cni/net.d")) == []
+    [found] = faults.runtimes(config(), str(tmp_path))
+    assert found.run.endswith("site.yml -e headcni_node_cni_conf_dir=/etc/cni/net.d")
 
 
 FORWARD = Chain("inet", "other", "f", "forward", True)

@@ -31,5 +31,7 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch, is_terminal, environm
 def test_colours_take_no_room_in_a_table(monkeypatch):
     monkeypatch.setattr(terminal, "coloured", lambda: True)
     rows = [(terminal.paint("ok", terminal.GOOD), "x"), ("longer", "y")]
-    plain = [terminal._COLOUR.sub("", line) for line in terminal.table(rows, ("A", "B")).split("\n")]
+    plain = [
+        terminal._COLOUR.sub("", line) for line in terminal.table(rows, ("A", "B")).split("\n")
+    ]
     assert plain == ["A       B", "ok      x", "longer  y"]

@@ -20,7 +20,7 @@ def test_the_answer_of_headcnictl_is_the_status():
     ("command", "problem"),
     [
         (["/nowhere/headcnictl"], "HeadCNI is not installed on this node: run site.yml"),
-        (said("print('{\"error\": \"no daemon\"}')", 3), "no daemon"),
+        (said('print(\'{"error": "no daemon"}\')', 3), "no daemon"),
         (said("print('oh', file=sys.stderr)", 2), "oh"),
         (said("pass"), "headcnictl status printed nothing"),
     ],

@@ -70,6 +70,7 @@ def _parts(config: DaemonConfig, cni_dir: str) -> List[Part]:
         ("rules", lambda: faults.rules(config)),
         ("mtu", lambda: faults.mtu(config)),
         ("conflist", lambda: faults.conflists(config, cni_dir)),
+        ("runtime", lambda: faults.runtimes(config, cni_dir)),
         ("pool", lambda: faults.pool(config)),
         ("firewall", lambda: faults.filters(config)),
         ("pods", lambda: _pods(config)),

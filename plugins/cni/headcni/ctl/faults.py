@@ -4,6 +4,7 @@ it has found."""
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shlex
 import socket
@@ -26,7 +27,7 @@ from ..mesh.localapi import LocalApi, Status, TailscaleError
 from ..mesh.mesh import PRIORITY
 from ..mesh.route_socket import RouteSocket
 from ..settings import DaemonConfig
-from ..shared import conflist
+from ..shared import conflist, container_runtimes
 from ..shared.localapi import NO_ANSWER, NO_SOCKET
 from ..shared.node_status import KEY_DAYS, span
 from ..shared.paths import NONE, RELAYED
@@ -242,10 +243,38 @@ def conflists(config: DaemonConfig, directory: str) -> Iterator[Finding]:
         )
 
 
+def runtimes(config: DaemonConfig, directory: str, root: str = "/") -> Iterator[Finding]:
+    """Container runtimes that look for plugins or conflists where HeadCNI's are not."""
+    del config
+    for runtime in container_runtimes.of_kubelet(container_runtimes.running(root), root):
+        if not runtime.certain:
+            continue
+        places = [os.path.join(root, folder.lstrip("/")) for folder in runtime.bin_dirs]
+        if not any(os.access(os.path.join(place, "headcni"), os.X_OK) for place in places):
+            wanted = json.dumps([*container_runtimes.BIN_DIRS, runtime.bin_dirs[0].rstrip("/")])
+            given = shlex.quote(f'{{"headcni_node_cni_bin_dirs": {wanted}}}')
+            yield Finding(
+                "runtime-elsewhere",
+                f"{runtime.name} looks for plugins in {', '.join(runtime.bin_dirs)} "
+                f"({runtime.source or 'its default'}), where there is no headcni",
+                "no new pod can start. Keep the variable of the command in your inventory",
+                f"{SITE} -e {given}",
+                CONTROLLER,
+            )
+        if os.path.realpath(runtime.conf_dir) != os.path.realpath(directory):
+            yield Finding(
+                "runtime-elsewhere",
+                f"{runtime.name} looks for networks in {runtime.conf_dir} "
+                f"({runtime.source or 'its default'}), and HeadCNI's conflist is in {directory}",
+                "new pods do not get this network. Keep the variable of the command in your "
+                "inventory, and give diagnose that directory as --cni-dir",
+                f"{SITE} -e headcni_node_cni_conf_dir={shlex.quote(runtime.conf_dir)}",
+                CONTROLLER,
+            )
+
+
 def stale(content: bytes, config: DaemonConfig) -> str:
     """What our conflist says otherwise than the daemon's configuration; empty if nothing."""
-    import json
-
     try:
         plugin = json.loads(content)["plugins"][0]
         have = plugin.get("pod_cidr") or []
