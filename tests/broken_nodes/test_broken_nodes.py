@@ -1,5 +1,5 @@
-"""Nodes with one fault each. `headcnictl diagnose` names the fault first, and its advice, done to the
-letter, makes pods communicate again."""
+"""Nodes with one fault each. `headcnictl diagnose` names the fault first, and its advice, done to
+the letter, makes pods communicate again."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -303,6 +305,31 @@ def test_a_full_pool_is_found(node, traced):
     conf = node.conf(ipam={"type": "headcni-ipam", "subnet": "10.55.1.0/30"})
     node.add(conf)
     assert [one["id"] for one in traced.findings() if one["part"] == "pool"] == ["pool-full"]
+
+
+ECHO = """
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("192.0.2.2", 53))
+print("ready", flush=True)
+while True:
+    data, sender = server.recvfrom(512)
+    server.sendto(data, sender)
+"""
+
+
+def test_a_resolver_that_does_not_answer_pods_is_found(node, traced):
+    node.add(node.conf(dns={"nameservers": ["192.0.2.2"]}, ipMasq=True))
+    silent = [one for one in traced.findings() if one["part"] == "dns"]
+    assert [one["id"] for one in silent] == ["resolver-silent"]
+    assert silent[0]["run"].startswith("headcnictl trace 10.55.1.2 192.0.2.2")
+    command = ["ip", "netns", "exec", node.outside.name, sys.executable, "-c", ECHO]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and server.stdout.readline() == "ready\n"
+            assert [one for one in traced.findings() if one["part"] == "dns"] == []
+        finally:
+            server.kill()
 
 
 def test_routes_are_shown_side_by_side(node, traced):

@@ -135,7 +135,7 @@ def _pods(config: DaemonConfig) -> Iterator[Finding]:
             if count <= MOST_PODS:
                 yield Finding(
                     "pod-differs",
-                    f"{attachment.pod or owner.container_id[:12]} {owner.ifname}: {said}",
+                    f"{str(attachment.pod) or owner.container_id[:12]} {owner.ifname}: {said}",
                     "the pod's network is not as it was set up. If the daemon does not repair it "
                     "within a minute, delete the pod: its controller starts a new one",
                 )

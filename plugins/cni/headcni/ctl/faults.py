@@ -23,7 +23,7 @@ from ..errors import CniError
 from ..ipam.allocate import Ipam
 from ..mesh import lookup, packet_filter, paths, pod_traffic
 from ..mesh.claims import hear, plan
-from ..mesh.localapi import LocalApi, Status, TailscaleError
+from ..mesh.localapi import TOO_OLD, LocalApi, Status, TailscaleError
 from ..mesh.mesh import PRIORITY
 from ..mesh.route_socket import RouteSocket
 from ..settings import DaemonConfig
@@ -42,8 +42,10 @@ FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
 APPROVAL_SECONDS = 600.0  # Headscale 0.29 may take so long to tell a node about its own approval
 CLOCK_SECONDS = 60.0
 HTTP_SECONDS = 3.0
-DNS_SECONDS = 2.0
+DNS_SECONDS = 3.0
+TAILNET_RESOLVERS = ("100.100.100.100", "fd7a:115c:a1e0::53")
 TUNNEL_HEADERS = 80  # of IPv6, UDP and WireGuard: what the underlay must carry on top
+MOST_RESOLVERS = 4
 MOST_CHECKED = 200  # peers whose pods the policy is asked about
 ROTATE = "ansible-playbook -i INVENTORY playbooks/rotate_keys.yml"
 
@@ -432,7 +434,12 @@ def policy(config: DaemonConfig) -> Iterator[Finding]:
     status = api.status()
     if not status.running:
         return
-    allowed = packet_filter.read(api)
+    try:
+        allowed = packet_filter.read(api)
+    except TailscaleError as problem:
+        if problem.kind == TOO_OLD:  # a tailscaled that does not show its rules
+            return
+        raise
     found = claim_rules(config)
     own = configuration.pod_cidrs(config).cidrs
     refused = []
@@ -446,9 +453,10 @@ def policy(config: DaemonConfig) -> Iterator[Finding]:
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
         yield Finding(
             "policy-denies",
-            f"Headscale's policy lets no TCP in from {', '.join(refused[:3])}{more}",
-            "pods of these nodes do not reach pods of this node: docs/headscale-policy.md shows "
-            "the rule that the policy needs, and the command adds it",
+            "Headscale's policy does not let TCP in from all pods in "
+            f"{', '.join(refused[:3])}{more}",
+            "these pods do not reach pods of this node: docs/headscale-policy.md shows the rule "
+            "that the policy needs, and the command adds it",
             f"{SITE} -e headscale_routes_policy=merge",
             CONTROLLER,
         )
@@ -549,21 +557,30 @@ def dns(config: DaemonConfig) -> Iterator[Finding]:
     for pod in pods:
         for server in (pod.result.get("dns") or {}).get("nameservers") or ():
             asked.setdefault(str(server), pod.netns)
-    for server, path in list(asked.items())[:4]:
-        problem = resolver_problem(server, path)
+    for server, path in list(asked.items())[:MOST_RESOLVERS]:
+        name = _own_name(config) if server in TAILNET_RESOLVERS else "localhost"
+        problem = resolver_problem(server, path, name)
         if problem:
             source = next(pod for pod in pods if pod.netns == path)
             yield Finding(
                 "resolver-silent",
                 f"the resolver {server} does not answer pods: {problem}",
                 "pods cannot resolve names",
-                f"headcnictl trace {source.pod or node.addresses(source)[0]} {server}",
+                f"headcnictl trace {str(source.pod) or node.addresses(source)[0]} {server}",
             )
 
 
-def resolver_problem(server: str, path: str) -> str:
+def _own_name(config: DaemonConfig) -> str:
+    """This node's name in the tailnet, which tailscaled resolves without asking anybody."""
+    found = LocalApi(config.tailscale.socket_path).read("status", "status?peers=false")
+    return str((found.get("Self") or {}).get("DNSName") or "localhost")
+
+
+def resolver_problem(server: str, path: str, name: str) -> str:
     """Any answer will do, even that there is no such name."""
-    question = b"\x48\x43\x01\x00\x00\x01" + bytes(6) + b"\x00\x00\x06\x00\x01"  # SOA of the root
+    labels = [label.encode("ascii", "replace")[:63] for label in name.strip(".").split(".")]
+    question = b"\x48\x43\x01\x00\x00\x01" + bytes(6)  # a question, to be answered recursively
+    question += b"".join(bytes([len(label)]) + label for label in labels) + b"\0\0\1\0\1"
     try:
         family = socket.AF_INET6 if ip_address(server).version == 6 else socket.AF_INET
         with netns.opened(path) as fd, netns.entered(fd):

@@ -379,7 +379,8 @@ def _conditional_drops() -> Iterator[str]:
 
 
 def _reached(table: chains.Table, start: str) -> List[str]:
-    found, todo = [], [start]
+    found: List[str] = []
+    todo = [start]
     while todo and len(found) < 1000:
         name = todo.pop()
         if name not in found:
@@ -406,8 +407,8 @@ def _mesh(question: Question) -> Iterator[Hop]:
     if peer is None:
         said = f"no node of the tailnet serves {question.other}"
         means = (
-            "its node is not in the tailnet, Headscale has not approved its pod CIDR, or the policy "
-            "hides it from this node: run headcnictl diagnose on that node"
+            "its node is not in the tailnet, Headscale has not approved its pod CIDR, or the "
+            "policy hides it from this node: run headcnictl diagnose on that node"
         )
         yield Hop("approval", BROKEN, said, Finding("not-served", said, means))
         return
