@@ -132,6 +132,33 @@ def test_a_node_that_takes_our_range_is_found_and_keeps_its_other_routes(tailsca
     )
 
 
+NODES_ONLY = {
+    "IPProto": [6],
+    "Srcs": ["100.64.0.0/10"],
+    "Dsts": [{"Net": "100.64.0.1/32", "Ports": {"First": 0, "Last": 65535}}],
+}
+
+
+def test_a_policy_that_hides_pods_is_found_although_headscale_names_no_peer(tailscaled, here):
+    """Seen with Headscale 0.29: it then withholds the peers' routes as well."""
+    tailscaled.peers = [peer(2, Tags=["tag:headcni"], AllowedIPs=["100.64.0.2/32"])]
+    tailscaled.self_known = {"Tags": ["tag:headcni"], "PrimaryRoutes": ["10.9.1.0/24"]}
+    tailscaled.filter = [NODES_ONLY]
+    [found] = faults.policy(here)
+    assert found.id == "policy-denies"
+    assert "anybody in to the pods of this node (10.9.1.0/24)" in found.found
+    [note] = [one for one in faults.peers(here) if one.id == "not-served"]
+    assert note.found == "n2 serves no range of pods, as far as this node knows" and not note.sure
+    pods = {"Net": "10.9.0.0/16", "Ports": {"First": 0, "Last": 65535}}
+    tailscaled.filter = [{**NODES_ONLY, "Dsts": [pods]}]
+    assert list(faults.policy(here)) == []
+
+
+def test_the_rules_of_a_range_that_is_not_approved_say_nothing(tailscaled, here):
+    tailscaled.filter = [NODES_ONLY]
+    assert list(faults.policy(here)) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -21,7 +21,7 @@ from . import faults, node
 from .daemon_client import asked
 from .finding import Finding
 from .main import NO, OK, show
-from .terminal import GOOD, paint
+from .terminal import GOOD, paint, wrapped
 
 MOST_PODS = 50  # findings about pods that are shown
 Part = Tuple[str, Callable[[], Iterable[Finding]]]
@@ -100,7 +100,7 @@ def _in_words(found: Dict[str, List[Finding]], notes: Dict[str, List[str]]) -> I
     yield from unsure
     fine = [name for name, findings in found.items() if not findings]
     if fine:
-        yield f"{paint('ok', GOOD)}: {', '.join(fine)}"
+        yield wrapped(f"{paint('ok', GOOD)}: {', '.join(fine)}", "", "    ")
     for name, lines in notes.items():
         for line in lines:
             yield f"note ({name}): {line}"

@@ -451,15 +451,27 @@ def policy(config: DaemonConfig) -> Iterator[Finding]:
                 refused.append(f"{claim.prefix} of {claim.peer}")
     if refused:
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        yield Finding(
-            "policy-denies",
-            "Headscale's policy does not let TCP in from all pods in "
-            f"{', '.join(refused[:3])}{more}",
-            "these pods do not reach pods of this node: docs/headscale-policy.md shows the rule "
-            "that the policy needs, and the command adds it",
-            f"{SITE} -e headscale_routes_policy=merge",
-            CONTROLLER,
-        )
+        yield denied(f"TCP in from all pods in {', '.join(refused[:3])}{more}")
+        return
+    # If a policy hides pods from a node, Headscale does not even tell it who serves them.
+    closed = [
+        str(cidr)
+        for cidr in own
+        if str(cidr) in status.served and not packet_filter.leads_to(allowed, cidr)
+    ]
+    if closed:
+        yield denied(f"anybody in to the pods of this node ({', '.join(closed)})")
+
+
+def denied(whom: str) -> Finding:
+    return Finding(
+        "policy-denies",
+        f"Headscale's policy does not let {whom}",
+        "pods of other nodes do not reach pods of this node: docs/headscale-policy.md shows the "
+        "rule that the policy needs, and the command adds it",
+        f"{SITE} -e headscale_routes_policy=merge",
+        CONTROLLER,
+    )
 
 
 def pool(config: DaemonConfig) -> Iterator[Finding]:
@@ -607,6 +619,14 @@ def peers(config: DaemonConfig) -> Iterator[Finding]:
     if not status.running:
         return
     heard = hear(status, claim_rules(config), {})
+    tags = set(config.tailscale.peer_tags)
+    silent = [
+        peer.name
+        for peer in status.peers
+        if peer.online and peer.id not in heard.claims and not tags.isdisjoint(peer.tags)
+    ]
+    if silent:
+        yield not_served(", ".join(silent[:5]), "no range of pods")
     found = paths.pinged(api, paths.read(api, heard.claims).peers)
     relayed = [peer for peer in found if peer.path.kind in RELAYED]
     if relayed:
@@ -628,6 +648,18 @@ def peers(config: DaemonConfig) -> Iterator[Finding]:
                 f"tailscale ping -c 3 {peer.addresses[0]}" if peer.addresses else "",
                 sure=False,
             )
+
+
+def not_served(who: str, what: str) -> Finding:
+    return Finding(
+        "not-served",
+        f"{who} serves {what}, as far as this node knows",
+        "Headscale has not approved the pod CIDR there, the node is not in the tailnet, or the "
+        "policy hides it from this node",
+        SITE,
+        CONTROLLER,
+        sure=False,
+    )
 
 
 def _versions(config: DaemonConfig) -> set[int]:

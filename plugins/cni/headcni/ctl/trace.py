@@ -405,12 +405,8 @@ def _mesh(question: Question) -> Iterator[Hop]:
             return
     status, peer = _server(question)
     if peer is None:
-        said = f"no node of the tailnet serves {question.other}"
-        means = (
-            "its node is not in the tailnet, Headscale has not approved its pod CIDR, or the "
-            "policy hides it from this node: run headcnictl diagnose on that node"
-        )
-        yield Hop("approval", BROKEN, said, Finding("not-served", said, means))
+        found = faults.not_served("no node of the tailnet", str(question.other))
+        yield Hop("approval", BROKEN, found.found, found)
         return
     heard = hear(status, claim_rules(config), {})
     if peer.id not in heard.claims:

@@ -62,6 +62,11 @@ def allows(
     )
 
 
+def leads_to(rules: Iterable[Allowed], dst: Network) -> bool:
+    """Whether any rule lets anybody in to a range."""
+    return any(_covers(prefix, dst) for rule in rules for prefix, _low, _high in rule.destinations)
+
+
 def _covers(prefix: str, network: Network) -> bool:
     try:
         return Prefix.parse(prefix).covers(Prefix.parse(str(network)))
