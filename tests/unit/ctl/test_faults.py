@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from tailscaled_stub import Tailscaled, go_time, peer
 
-from headcni.ctl import diagnose, faults, node
+from headcni.ctl import diagnose, faults, mesh_faults, node
 from headcni.ctl.daemon_client import CONTROL
 from headcni.ctl.finding import Finding
 from headcni.datapath.host_firewall import Found
@@ -87,13 +87,13 @@ def test_a_server_that_cannot_be_asked_is_no_wrong_clock():
 
 
 def test_a_key_that_expires_soon_is_found(tailscaled, here):
-    assert list(faults.tailscale(here)) == []
+    assert list(mesh_faults.tailscale(here)) == []
     tailscaled.self_known = {"KeyExpiry": go_time(-3700)}
-    [found] = faults.tailscale(here)
+    [found] = mesh_faults.tailscale(here)
     assert (found.id, found.where) == ("key-expires", "controller")
     assert found.run == "ansible-playbook -i INVENTORY playbooks/rotate_keys.yml"
     tailscaled.self_known = {"KeyExpiry": go_time(-86400 * 30)}
-    assert list(faults.tailscale(here)) == []
+    assert list(mesh_faults.tailscale(here)) == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_key_that_expires_soon_is_found(tailscaled, here):
 )
 def test_a_tailscaled_without_a_tailnet_is_found(tailscaled, here, state, id_, run):
     tailscaled.known["BackendState"] = state
-    [found] = faults.tailscale(here)
+    [found] = mesh_faults.tailscale(here)
     assert (found.id, found.run) == (id_, run)
 
 
@@ -115,7 +115,7 @@ def test_a_tailscaled_without_a_tailnet_is_found(tailscaled, here, state, id_, r
 )
 def test_a_tailscaled_that_does_not_answer_is_found(tmp_path, mode, unit):
     there = config(tailscale={"mode": mode, "socket": {"path": str(tmp_path / "none")}})
-    [found] = faults.tailscale(there)
+    [found] = mesh_faults.tailscale(there)
     assert (found.id, found.run) == ("tailscaled-down", f"systemctl restart {unit}")
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_takes_our_range_is_found_and_keeps_its_other_routes(tailsca
         peer(2, Tags=["tag:headcni"], AllowedIPs=routes, PrimaryRoutes=routes),
     ]
     tailscaled.self_known = {"Tags": ["tag:headcni"]}
-    [found] = faults.claims(here)
+    [found] = mesh_faults.claims(here)
     assert (found.id, found.where) == ("duplicate-own-cidr", "headscale")
     assert found.run == (
         "headscale nodes approve-routes --identifier 2 --routes 10.9.2.0/24,192.168.0.0/24"
@@ -144,19 +144,19 @@ def test_a_policy_that_hides_pods_is_found_although_headscale_names_no_peer(tail
     tailscaled.peers = [peer(2, Tags=["tag:headcni"], AllowedIPs=["100.64.0.2/32"])]
     tailscaled.self_known = {"Tags": ["tag:headcni"], "PrimaryRoutes": ["10.9.1.0/24"]}
     tailscaled.filter = [NODES_ONLY]
-    [found] = faults.policy(here)
+    [found] = mesh_faults.policy(here)
     assert found.id == "policy-denies"
     assert "anybody in to the pods of this node (10.9.1.0/24)" in found.found
-    [note] = [one for one in faults.peers(here) if one.id == "not-served"]
+    [note] = [one for one in mesh_faults.peers(here) if one.id == "not-served"]
     assert note.found == "n2 serves no range of pods, as far as this node knows" and not note.sure
     pods = {"Net": "10.9.0.0/16", "Ports": {"First": 0, "Last": 65535}}
     tailscaled.filter = [{**NODES_ONLY, "Dsts": [pods]}]
-    assert list(faults.policy(here)) == []
+    assert list(mesh_faults.policy(here)) == []
 
 
 def test_the_rules_of_a_range_that_is_not_approved_say_nothing(tailscaled, here):
     tailscaled.filter = [NODES_ONLY]
-    assert list(faults.policy(here)) == []
+    assert list(mesh_faults.policy(here)) == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..shared import conflist
 from ..shared.node_status import alarms
 from ..shared.podcidr import PodCidrError
 from ..store import Attachment
-from . import faults, node
+from . import faults, mesh_faults, node
 from .daemon_client import asked
 from .finding import Finding
 from .main import NO, OK, show
@@ -62,13 +62,13 @@ def _parts(config: DaemonConfig, cni_dir: str) -> List[Part]:
         ("daemon", lambda: faults.daemon(config)),
         ("clock", lambda: faults.clock(config)),
         ("forwarding", lambda: faults.forwarding(config)),
-        ("tailscale", lambda: faults.tailscale(config)),
+        ("tailscale", lambda: mesh_faults.tailscale(config)),
         ("pod CIDR", lambda: faults.pod_cidr(config)),
-        ("duplicates", lambda: faults.claims(config)),
-        ("approval", lambda: faults.approval(config)),
-        ("policy", lambda: faults.policy(config)),
-        ("rules", lambda: faults.rules(config)),
-        ("mtu", lambda: faults.mtu(config)),
+        ("duplicates", lambda: mesh_faults.claims(config)),
+        ("approval", lambda: mesh_faults.approval(config)),
+        ("policy", lambda: mesh_faults.policy(config)),
+        ("rules", lambda: mesh_faults.rules(config)),
+        ("mtu", lambda: mesh_faults.mtu(config)),
         ("conflist", lambda: faults.conflists(config, cni_dir)),
         ("runtime", lambda: faults.runtimes(config, cni_dir)),
         ("pool", lambda: faults.pool(config)),
@@ -76,7 +76,7 @@ def _parts(config: DaemonConfig, cni_dir: str) -> List[Part]:
         ("pods", lambda: _pods(config)),
         ("dns", lambda: faults.dns(config)),
         ("conditions", lambda: faults.conditions(config)),
-        ("peers", lambda: faults.peers(config)),
+        ("peers", lambda: mesh_faults.peers(config)),
     ]
 
 

@@ -29,7 +29,7 @@ from ..model import Address
 from ..settings import DaemonConfig
 from ..shared.paths import NONE, RELAYED
 from ..store import Attachment, Store
-from . import faults, node, probe
+from . import faults, mesh_faults, node, probe
 from .finding import CONTROLLER, SITE, Finding
 from .main import NO, OK, CannotTell, show
 from .routes import claim_rules
@@ -279,7 +279,7 @@ def _routing(question: Question) -> Iterator[Hop]:
         return
     text = used.problem or said
     if before:
-        fix = faults.foreign_rule(before[0], str(question.dst))
+        fix = mesh_faults.foreign_rule(before[0], str(question.dst))
         yield Hop("rule", BROKEN, fix.found, fix)
         return
     if not _has_rule(question):
@@ -394,10 +394,10 @@ def _mesh(question: Question) -> Iterator[Hop]:
     if _is_neighbour(question) or _wanted_table(_reversed(question)) is None:
         return
     config = question.config
-    for finding in faults.mtu(config):
+    for finding in mesh_faults.mtu(config):
         yield Hop("tunnel", BROKEN, finding.found, finding)
     api = LocalApi(config.tailscale.socket_path)
-    for finding in faults.tailscale(config):
+    for finding in mesh_faults.tailscale(config):
         if finding.id in ("tailscaled-down", "logged-out", "tailscale-stopped") or (
             finding.id == "tailscale-not-running"
         ):
@@ -405,7 +405,7 @@ def _mesh(question: Question) -> Iterator[Hop]:
             return
     status, peer = _server(question)
     if peer is None:
-        found = faults.not_served("no node of the tailnet", str(question.other))
+        found = mesh_faults.not_served("no node of the tailnet", str(question.other))
         yield Hop("approval", BROKEN, found.found, found)
         return
     heard = hear(status, claim_rules(config), {})
@@ -418,7 +418,9 @@ def _mesh(question: Question) -> Iterator[Hop]:
     own = [str(cidr) for cidr in _own(question) if question.own in cidr]
     missing = [cidr for cidr in own if cidr not in status.served]
     if missing:
-        found = next(faults.approval(config), None) or faults.not_approved(missing, sure=False)
+        found = next(mesh_faults.approval(config), None) or mesh_faults.not_approved(
+            missing, sure=False
+        )
         yield Hop("approval", BROKEN, found.found, found)
     else:
         yield Hop("approval", FINE, f"{', '.join(own)} of this node is approved")
