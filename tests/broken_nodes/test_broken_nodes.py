@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from lab_command import LabCommand
+from lab_command import CHECKOUT, LabCommand
 from mesh_state import at_headscale, pod_ranges, server
 from patience import until
 from site_run import Site
@@ -18,6 +18,10 @@ from traffic import CNITOOL, Traffic
 NODES = ("node1", "node2")
 CONFLIST = "/etc/cni/net.d/10-headcni.conflist"
 INVENTORY = "inventories/lab"
+METRICS = (
+    'python3 -c "import urllib.request as u;'
+    " print(u.urlopen('http://127.0.0.1:9001/metrics').read().decode())\""
+)
 ONLY_NODES = {
     "tagOwners": {"tag:headcni": []},
     "acls": [{"action": "accept", "src": ["tag:headcni"], "dst": ["tag:headcni:*"]}],
@@ -65,8 +69,7 @@ class Broken:
         elif finding["where"] == "headscale":
             self.lab.on("control", f"PATH=$PATH:/opt/lab/headscale; {command}")
         else:
-            path = f"{self.lab.run('pwd').stdout.strip()}/.venv/bin"
-            words = f"PATH={path}:$PATH; {command.replace('INVENTORY', INVENTORY)}"
+            words = f"PATH={CHECKOUT}/.venv/bin:$PATH; {command.replace('INVENTORY', INVENTORY)}"
             self.lab.run("bash", "-c", words, timeout=280)
 
     def traced(self, source: str, target: str, check: bool = True) -> dict[str, Any]:
@@ -285,14 +288,11 @@ def test_a_path_that_becomes_relayed_is_shown_and_its_return_too(broken):
         until(lambda: "1 derp" in status(), 30, status, every=1)
         assert "relayed: node2 (DERP region" in status()
         assert "DERP region" in routes()
-        metrics = broken.on("curl -s http://127.0.0.1:9001/metrics")
-        assert 'headcni_peers{path="derp"} 1.0' in metrics
+        assert 'headcni_peers{path="derp"} 1.0' in broken.on(METRICS)
         assert "relayed" in [finding["id"] for finding in broken.findings()]
         broken.lab.on("node2", "nft delete table inet relay")
         until(lambda: "1 direct" in status(), 60, status, every=1)
-        assert 'headcni_peers{path="direct"} 1.0' in broken.on(
-            "sleep 11; curl -s http://127.0.0.1:9001/metrics"
-        )
+        assert 'headcni_peers{path="direct"} 1.0' in broken.on(METRICS)
     finally:
         broken.lab.on("node2", "nft delete table inet relay", check=False)
         broken.on("systemctl stop relayed", check=False)

@@ -232,6 +232,10 @@ def test_what_headscale_has_not_approved_is_named(node, traced):
     assert found["run"] == "ansible-playbook -i INVENTORY site.yml"
     traced.tailscaled.peers = []
     assert "no node of the tailnet serves 10.55.2.7" in traced("trace", address, REMOTE, code=1)
+    node.netns.ip("route flush table 5200")
+    hops = traced.hops(address, REMOTE)
+    assert (hops["first"]["name"], hops["route"]["state"]) == ("approval", "unknown")
+    assert hops["approval"]["finding"]["run"] == "ansible-playbook -i INVENTORY site.yml"
 
 
 def test_a_logged_out_node_is_named_first(node, traced):

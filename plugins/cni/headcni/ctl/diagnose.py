@@ -129,18 +129,19 @@ def _pods(config: DaemonConfig) -> Iterator[Finding]:
     count = 0
     for attachment in node.attachments(config):
         said = differences(attachment, config.daemon.data_dir)
-        if said:
-            count += 1
-            owner = attachment.owner
-            if count <= MOST_PODS:
-                yield Finding(
-                    "pod-differs",
-                    f"{str(attachment.pod) or owner.container_id[:12]} {owner.ifname}: {said}",
-                    "the pod's network is not as it was set up. If the daemon does not repair it "
-                    "within a minute, delete the pod: its controller starts a new one",
-                )
-    if count > MOST_PODS:
-        yield Finding("more-pods-differ", f"{count - MOST_PODS} more pods")
+        if not said:
+            continue
+        count += 1
+        if count > MOST_PODS:
+            yield Finding("more-pods-differ", f"more than {MOST_PODS} pods differ")
+            return
+        owner = attachment.owner
+        yield Finding(
+            "pod-differs",
+            f"{str(attachment.pod) or owner.container_id[:12]} {owner.ifname}: {said}",
+            "the pod's network is not as it was set up. If the daemon does not repair it within a "
+            "minute, delete the pod: its controller starts a new one",
+        )
 
 
 def differences(attachment: Attachment, data_dir: str) -> str:

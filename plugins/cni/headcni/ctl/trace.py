@@ -291,9 +291,13 @@ def _routing(question: Question) -> Iterator[Hop]:
             "no node serves this address, as far as this node knows: headcnictl routes shows what "
             "was refused, and why"
         )
+    if _server(question)[1] is None:
+        yield Hop(
+            "route", OPEN, f"no route to {question.dst}, because no node serves it: see below"
+        )
+        return
     fix = Finding("no-route", text, means, "systemctl restart headcni-daemon")
-    # A range that nobody serves is a question for the mesh, not for the routing table.
-    yield Hop("route", BROKEN, text, None if _server(question)[1] is None else fix)
+    yield Hop("route", BROKEN, text, fix)
 
 
 def _no_route(text: str) -> Finding:
