@@ -170,7 +170,10 @@ def test_the_tunnel_is_too_narrow(broken):
     broken.on("ip link set dev tailscale0 mtu 1200")
     broken.lab.wait("node1", f"! {ping}")
     broken.cured("tunnel-mtu")
+    broken.on("ip netns exec pod ip route flush cache")  # the pod remembers the smaller size
     broken.lab.wait("node1", ping)
+    six = "ip -6 -o address show dev tailscale0 scope global"
+    broken.lab.wait("node1", f"{six} | grep -q fd7a")
 
 
 def test_the_daemon_is_down_and_the_rules_are_flushed(broken):

@@ -195,7 +195,9 @@ def test_a_tunnel_that_is_too_narrow_is_named_and_its_command_widens_it(node, tr
     hops = traced.hops(address, REMOTE)
     assert hops["first"]["name"] == "tunnel"
     assert [one["id"] for one in traced.findings() if one["part"] == "mtu"] == ["tunnel-mtu"]
-    traced.advised(hops["tunnel"])
+    run = hops["tunnel"]["finding"]["run"]
+    assert run == "ip link set dev mesh0 mtu 1280 && systemctl restart tailscaled"
+    node.netns.run("sh", "-c", run.partition(" && ")[0])  # there is no systemd here
     assert traced.hops(address, REMOTE)["first"]["name"] == ""
 
 

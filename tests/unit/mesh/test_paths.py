@@ -28,13 +28,14 @@ def api(tailscaled):
     [
         ({"Active": True, "CurAddr": "192.168.7.2:41641"}, ("direct", "192.168.7.2:41641")),
         ({"Active": True, "PeerRelay": "192.168.7.9:40000:vni:3"}, ("peer-relay", "192.168.7.9")),
-        ({"Active": True, "LastHandshake": go_time(20)}, ("derp", "lab")),
+        ({"Active": True, "age": 20}, ("derp", "lab")),
         ({}, ("idle", "")),
         ({"Online": False}, ("none", "")),
     ],
 )
 def test_a_peers_path_is_the_one_in_use(tailscaled, api, known, path):
-    tailscaled.peers = [peer(2, **known)]
+    handshake = go_time(known["age"]) if "age" in known else NEVER
+    tailscaled.peers = [peer(2, **known, LastHandshake=handshake)]
     [found] = paths.read(api).peers
     assert found.path.kind == path[0]
     assert found.path.through.startswith(path[1])

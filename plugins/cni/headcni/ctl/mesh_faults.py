@@ -39,7 +39,7 @@ def tailscale(config: DaemonConfig) -> Iterator[Finding]:
     except TailscaleError as problem:
         if problem.kind not in (NO_SOCKET, NO_ANSWER):
             raise
-        unit = "tailscaled" if config.tailscale.mode == "host" else "headcni-tailscaled"
+        unit = "tailscaled" if _is_host(config) else "headcni-tailscaled"
         yield Finding(
             "tailscaled-down",
             str(problem),
@@ -127,13 +127,16 @@ def mtu(config: DaemonConfig) -> Iterator[Finding]:
     link = config.tailscale.interface
     have, want = mtu_of(link), config.network.mtu
     if have and have < want:
+        # Below 1280 the kernel takes the link's IPv6 addresses away, which tailscaled gives it.
+        again = " && systemctl restart tailscaled" if have < 1280 and _is_host(config) else ""
         yield Finding(
             "tunnel-mtu",
             f"{link} has the MTU {have}, and pods send packets of up to {want} bytes",
-            "small packets pass and large ones are lost: connections hang",
-            f"ip link set dev {link} mtu {want}",
+            "large packets are refused, and connections hang if the ICMP messages about that are "
+            "lost; below 1280 bytes the link has no IPv6",
+            f"ip link set dev {link} mtu {want}{again}",
         )
-    if config.tailscale.mode != "host":
+    if not _is_host(config):
         return
     uplink = _uplink()
     carried = mtu_of(uplink)
@@ -144,6 +147,10 @@ def mtu(config: DaemonConfig) -> Iterator[Finding]:
             "full-sized packets to other nodes are fragmented or lost",
             f"ip link set dev {uplink} mtu {max(have + TUNNEL_HEADERS, 1500)}",
         )
+
+
+def _is_host(config: DaemonConfig) -> bool:
+    return config.tailscale.mode == "host"
 
 
 def mtu_of(link: str) -> int:
