@@ -210,7 +210,8 @@ def not_approved(missing: Sequence[str], sure: bool) -> Finding:
     return Finding(
         "not-approved",
         f"Headscale has not approved {', '.join(missing)}, as far as this node knows",
-        "pods of other nodes do not reach pods of this node, and get no answers from them"
+        "pods of other nodes do not reach pods of this node, and get no answers from them. "
+        "site.yml approves it, or names the rule that Headscale's policy lacks"
         + ("" if sure else ". Headscale may tell a new node minutes late"),
         SITE,
         CONTROLLER,
