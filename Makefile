@@ -128,6 +128,10 @@ test-outages: cache .venv/ready ## what pods lose when the daemon, tailscaled, H
 test-firewalls: cache .venv/ready ## Docker, ufw, firewalld and iptables on six nodes (about 15 minutes)
 	$(PYTEST) tests/firewalls
 
+.PHONY: test-broken-nodes
+test-broken-nodes: cache .venv/ready ## a node with one fault at a time: diagnose names it, and its advice repairs it
+	$(PYTEST) tests/broken_nodes
+
 .PHONY: test-soak
 test-soak: cache .venv/ready ## one hour of pods that come and go while firewalls reload and disks fill
 	$(PYTEST) -s tests/soak

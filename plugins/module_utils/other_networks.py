@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import container_runtimes
-from .shared import conflist
+from .shared import conflist, container_runtimes
 
 GUIDE = container_runtimes.MIGRATION
 _SUBNET_ENV = "run/flannel/subnet.env"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import container_runtimes, node_config, node_up_to_date, other_networks
-from .shared import conflist, podcidr
+from . import node_config, node_up_to_date, other_networks
+from .shared import conflist, container_runtimes, podcidr
 
 Look = Callable[[Mapping[str, Any], list[str], list[str]], list[str]]
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import (
-    container_runtimes,
     node,
     node_config,
     node_places,
@@ -15,7 +14,7 @@ from . import (
     node_up_to_date,
     package_owner,
 )
-from .shared import podcidr
+from .shared import container_runtimes, podcidr
 
 
 def places(given: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from .shared import paths
 from .shared.localapi import LocalAPIError
 
 REPEAT_SECONDS = 0.5
@@ -294,16 +295,11 @@ def path(ask: Callable[[], Mapping[str, Any]], until: float) -> dict[str, Any]:
 
 
 def _path(answer: Mapping[str, Any], said: str) -> dict[str, Any]:
-    if answer.get("Endpoint"):
-        kind, through = DIRECT, str(answer["Endpoint"])
-    elif answer.get("PeerRelay"):
-        kind, through = RELAYED, f"peer relay {answer['PeerRelay']}"
-    elif answer.get("DERPRegionID"):
-        code, number = answer.get("DERPRegionCode") or "", answer["DERPRegionID"]
-        kind, through = RELAYED, f"DERP region {code} ({number})" if code else f"DERP {number}"
-    else:
+    found = paths.of_ping(answer)
+    if found.kind == paths.NONE:
         return {"kind": UNKNOWN, "through": said or "tailscaled does not say", "ms": None}
-    return {"kind": kind, "through": through, "ms": round(answer["LatencySeconds"] * 1000, 1)}
+    kind = RELAYED if found.kind in paths.RELAYED else DIRECT
+    return {"kind": kind, "through": found.in_words, "ms": found.latency_ms}
 
 
 def route(cidrs: Sequence[str], theirs: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> Any:

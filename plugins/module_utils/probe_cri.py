@@ -15,8 +15,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import container_runtimes, probe_pod
-from .container_runtimes import Runtime
+from . import probe_pod
+from .shared import container_runtimes
+from .shared.container_runtimes import Runtime
 
 START_SECONDS = 90.0
 _FOLDERS = (

@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 import tomllib
-from ansible_collections.headcni.mesh.plugins.module_utils import container_runtimes as runtimes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import (
+    container_runtimes as runtimes,
+)
 from fake_root import FakeRoot
 
 from lab import image

@@ -119,7 +119,8 @@ def test_headcnictl_names_the_id_of_an_error(capsys, monkeypatch):
 
 
 def test_nothing_that_serves_a_call_imports_the_explanations():
-    program = "import sys, headcni.shim, headcni.plugins.headcni.plugin, headcni.ipam.plugin, headcni.daemon.daemon;"
+    served = "headcni.shim, headcni.plugins.headcni.plugin, headcni.plugins.headcni_ipam"
+    program = f"import sys, {served}, headcni.daemon.daemon;"
     check = "print([name for name in sys.modules if name.startswith('headcni.ctl')])"
     done = subprocess.run(
         [sys.executable, "-c", program + check],

@@ -14,7 +14,7 @@ import pytest
 from patience import until
 
 from headcni.condition import Condition
-from headcni.ctl import node, status
+from headcni.ctl import status
 from headcni.daemon import daemon as parts
 from headcni.daemon import leaks
 from headcni.daemon.daemon import Daemon
@@ -29,6 +29,7 @@ from headcni.mesh.settings import cluster_cidrs, mesh_of, prefs_file
 from headcni.model import LeasedAddress, Owner, PodRef
 from headcni.recover import RECOVERED
 from headcni.settings import control_path, parse
+from headcni.shared.node_status import alarms
 from headcni.store import Attachment, PluginState
 
 CONFIG = """
@@ -157,7 +158,7 @@ class Paced:
 
 def test_what_a_reload_can_change_is_changed_in_every_part(daemon, tmp_path):
     daemon.routes, daemon.pods = Paced(), Paced()
-    config = daemon._path
+    config = daemon.path
     with open(config, "w", encoding="utf-8") as file:
         file.write("daemon: {reconcileInterval: 5m}\nipam: {gcInterval: 10s}\n")
     daemon.leaks.due_at = time.monotonic() + 3600
@@ -219,7 +220,7 @@ def test_a_claim_of_a_foreign_device_is_told_and_counted_but_leaves_the_node_rea
     assert 'headcni_refused_claims{reason="prefix-length"} 0.0' in shown
     status = daemon.status()
     assert [one["message"] for one in status["warnings"]] == ["laptop has no tag"]
-    lines = node.warned(status)
+    lines = alarms(status)
     assert lines == ["ALARM: node2 serves 10.9.1.0/24", "WARNING: laptop has no tag"]
 
 
@@ -228,7 +229,7 @@ def test_a_node_of_the_mesh_that_has_this_nodes_range_makes_it_unready(daemon):
     daemon._reported(Report(conditions=(Condition("routes", True, ""),), alarms=(held_back,)))
     failed = {one.name: one.message for one in ask(daemon.conditions) if not one.ok}
     assert failed["alarm-own-cidr-10.9.1.0/24"] == "node2 serves 10.9.1.0/24"
-    assert node.warned(daemon.status()) == [], "it is among the conditions"
+    assert alarms(daemon.status()) == [], "it is among the conditions"
 
 
 def test_the_mesh_takes_its_rules_for_claims_from_the_configuration(tmp_path):
@@ -268,7 +269,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     daemon._start_pods()
     try:
         until(lambda: any(one.kind == "kubernetes-token" for one in warnings_of(daemon)))
-        [line] = [one for one in node.warned(daemon.status()) if "token for Kubernetes" in one]
+        [line] = [one for one in alarms(daemon.status()) if "token for Kubernetes" in one]
         assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
         assert "token for Kubernetes: until" in status._in_words(daemon.status())
         text = daemon.metrics.render()[1].decode()

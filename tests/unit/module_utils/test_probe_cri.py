@@ -7,7 +7,7 @@ import json
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import probe_cri, probe_pod
-from ansible_collections.headcni.mesh.plugins.module_utils.container_runtimes import Runtime
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.container_runtimes import Runtime
 from fake_root import FakeRoot
 
 CONTAINERD = Runtime("containerd", "", socket="/run/containerd/containerd.sock")

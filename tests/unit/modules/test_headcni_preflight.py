@@ -8,7 +8,6 @@ from ipaddress import ip_network
 
 import pytest
 from ansible_collections.headcni.mesh.plugins.module_utils import (
-    container_runtimes,
     kernel,
     node,
     node_config,
@@ -20,6 +19,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils import (
     preflight_machine,
     preflight_network,
 )
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import container_runtimes
 from ansible_collections.headcni.mesh.plugins.modules import headcni_preflight as preflight
 from ansible_module import run
 

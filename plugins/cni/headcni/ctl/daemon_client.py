@@ -10,6 +10,16 @@ from typing import Any, Dict
 
 from ..errors import IO_FAILURE, CniError
 
+CONTROL = "/run/headcni/daemon.sock"  # unless the configuration has another daemon.socket
+
+
+def daemon_status(path: str) -> Dict[str, Any]:
+    with asked("status", path) as answers:
+        status = next(answers, None)
+    if status is None:
+        raise CniError(IO_FAILURE, "headcni-daemon ended while it was asked")
+    return status
+
 
 @contextmanager
 def asked(question: str, path: str, silence: float = 30.0) -> Iterator[Iterator[Dict[str, Any]]]:

@@ -1,29 +1,32 @@
-"""``headcnictl diagnose``: compare everything with how it should be."""
+"""``headcnictl diagnose``: what is wrong with this node, causes first, each with what it means and
+the command that puts it right."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Callable, Dict, List, Tuple
 
 from .. import result
-from .. import settings as configuration
-from ..datapath import firewall, host_firewall, netns
 from ..errors import CniError
-from ..mesh import pod_traffic
-from ..mesh.localapi import LocalApi
 from ..plugins.headcni import plugin
 from ..plugins.headcni.node import opened
 from ..settings import DaemonConfig, control_path
 from ..shared import conflist
+from ..shared.node_status import alarms
 from ..shared.podcidr import PodCidrError
 from ..skel import NESTING
-from ..store import Attachment, Store
-from . import node
+from ..store import Attachment
+from . import faults, mesh_faults, node
 from .daemon_client import asked
+from .finding import Finding
 from .main import NO, OK, show
+from .terminal import GOOD, paint, wrapped
+
+MOST_PODS = 50  # findings about pods that are shown
+Part = Tuple[str, Callable[[], Iterable[Finding]]]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,114 +38,82 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = node.load(args)
-    parts: List[Tuple[str, Callable[[], Iterator[str]]]] = [
-        ("daemon", lambda: _daemon(config)),
-        ("tailscale", lambda: _tailscale(config)),
-        ("pod CIDR", lambda: _pod_cidr(config)),
-        ("conflist", lambda: _conflist(args.cni_dir)),
-        ("firewall", lambda: _firewall(config)),
-        ("pods", lambda: _pods(config)),
-    ]
-    found: Dict[str, List[str]] = {}
-    notes: Dict[str, List[str]] = {
-        "daemon": _warned(config),
-        "firewall": _firewalls_told(config),
-    }
-    for name, look in parts:
-        found[name] = []
-        try:
-            found[name] += look()
-        except (CniError, OSError) as problem:
-            found[name].append(str(problem))
-    well = not any(found.values())
+    found: Dict[str, List[Finding]] = {}
+    for name, look in _parts(config, args.cni_dir):
+        known = {finding.found for findings in found.values() for finding in findings}
+        found[name] = [one for one in _looked(name, look) if one.found not in known]
+    notes = {"daemon": _warned(config), "firewall": _firewalls_told(config)}
+    well = not any(finding.sure for findings in found.values() for finding in findings)
     if args.json:
-        show({"well": well, "problems": found, "notes": notes}, as_json=True)
+        problems = {name: [one.found for one in those] for name, those in found.items()}
+        every = [
+            {"part": name, **finding.as_dict()}
+            for name, findings in found.items()
+            for finding in findings
+        ]
+        answer = {"well": well, "findings": every, "problems": problems, "notes": notes}
+        show(answer, as_json=True)
     else:
-        for name, problems in found.items():
-            print(f"{name}: {'ok' if not problems else ''}".rstrip())
-            for line in problems:
-                print(f"  - {line}")
-            for line in notes.get(name, ()):
-                print(f"  {line}")
+        show("\n".join(_in_words(found, notes)), as_json=False)
     return OK if well else NO
 
 
-def _daemon(config: DaemonConfig) -> Iterator[str]:
-    with asked("status", control_path(config)) as answers:
-        status = next(answers, None)
-    if status is None:
-        yield "headcni-daemon ended while it was asked"
-        return
-    for condition in status["conditions"]:
-        if not condition["ok"]:
-            yield f"{condition['name']}: {condition['reason']}"
+def _parts(config: DaemonConfig, cni_dir: str) -> List[Part]:
+    """In this order: whatever comes earlier may be the cause of what comes later."""
+    return [
+        ("daemon", lambda: faults.daemon(config)),
+        ("clock", lambda: faults.clock(config)),
+        ("forwarding", lambda: faults.forwarding(config)),
+        ("tailscale", lambda: mesh_faults.tailscale(config)),
+        ("pod CIDR", lambda: faults.pod_cidr(config)),
+        ("duplicates", lambda: mesh_faults.claims(config)),
+        ("approval", lambda: mesh_faults.approval(config)),
+        ("policy", lambda: mesh_faults.policy(config)),
+        ("rules", lambda: mesh_faults.rules(config)),
+        ("mtu", lambda: mesh_faults.mtu(config)),
+        ("conflist", lambda: faults.conflists(config, cni_dir)),
+        ("runtime", lambda: faults.runtimes(config, cni_dir)),
+        ("pool", lambda: faults.pool(config)),
+        ("firewall", lambda: faults.filters(config)),
+        ("pods", lambda: _pods(config)),
+        ("dns", lambda: faults.dns(config)),
+        ("conditions", lambda: faults.conditions(config)),
+        ("peers", lambda: mesh_faults.peers(config)),
+    ]
+
+
+def _looked(part: str, look: Callable[[], Iterable[Finding]]) -> List[Finding]:
+    found: List[Finding] = []
+    try:
+        found += look()
+    except (CniError, OSError, PodCidrError) as problem:
+        found.append(Finding(f"{part.replace(' ', '-')}-unknown", str(problem)))
+    return found
+
+
+def _in_words(found: Dict[str, List[Finding]], notes: Dict[str, List[str]]) -> Iterator[str]:
+    unsure: List[str] = []
+    for name, findings in found.items():
+        for finding in findings:
+            if finding.sure:
+                yield finding.in_words(name)
+            else:
+                unsure.append(finding.in_words(name))
+    yield from unsure
+    fine = [name for name, findings in found.items() if not findings]
+    if fine:
+        yield wrapped(f"{paint('ok', GOOD)}: {', '.join(fine)}", "", "    ")
+    for name, lines in notes.items():
+        for line in lines:
+            yield f"note ({name}): {line}"
 
 
 def _warned(config: DaemonConfig) -> List[str]:
     """What the operator should act on although this node works, such as claims of foreign
     devices."""
     with suppress(CniError, OSError), asked("status", control_path(config)) as answers:
-        return [line for status in answers for line in node.warned(status)]
+        return [line for status in answers for line in alarms(status)]
     return []
-
-
-def _tailscale(config: DaemonConfig) -> Iterator[str]:
-    status = LocalApi(config.tailscale.socket_path).status(peers=False)
-    if not status.running:
-        yield f"its state is {status.state}: join the node with site.yml, or tailscale up"
-    for line in status.health:
-        if not (_about_forwarding(line) and _forwards(config)):
-            yield f"it says: {line}"
-
-
-def _about_forwarding(line: str) -> bool:
-    """Whether this is tailscaled's complaint about forwarding. It asks every link, and takes a
-    pod's link that has just disappeared for a link that does not forward, until it looks again."""
-    return "IP forwarding is disabled" in line
-
-
-def _forwards(config: DaemonConfig) -> bool:
-    """Whether the kernel forwards, for all families that this node's pods have."""
-    switches = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
-    try:
-        cidrs = configuration.pod_cidrs(config).cidrs
-    except PodCidrError:
-        return False
-    return all(netns.read_sysctl(switches[cidr.version]) == "1" for cidr in cidrs)
-
-
-def _pod_cidr(config: DaemonConfig) -> Iterator[str]:
-    try:
-        resolution = configuration.pod_cidrs(config)
-    except PodCidrError as problem:
-        yield str(problem)
-        return
-    if resolution.guessed:
-        shown = ", ".join(map(str, resolution.cidrs))
-        yield f"{shown} is a guess ({resolution.source}): set network.podCIDR.nodeLocal"
-
-
-def _conflist(directory: str) -> Iterator[str]:
-    picked = conflist.survey(directory).picked()
-    if picked != conflist.NAME:
-        yield f"{picked or 'no file'} is in charge of {directory}, not {conflist.NAME}"
-
-
-def _firewall(config: DaemonConfig) -> Iterator[str]:
-    with Store.in_directory(config.daemon.data_dir) as store:
-        if store.attachments() and not firewall.is_whole(store):
-            yield "the nft table is not as the store has it; the daemon repairs it"
-    for other in _firewalls(config):
-        if not other.missing and not other.problem:
-            continue
-        told = config.network.firewall == "auto"
-        what = "tailnet peers" if other.blocks_node else "pods"
-        fix = "the daemon tells it" if told else f"network.firewall is none: allow {what} there"
-        yield f"{other.in_words()}; {fix}, see docs/firewalls.md"
-
-
-def _firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
-    return host_firewall.look(pod_traffic.now(config, node.attachments(config)))
 
 
 def _firewalls_told(config: DaemonConfig) -> List[str]:
@@ -150,18 +121,29 @@ def _firewalls_told(config: DaemonConfig) -> List[str]:
     with suppress(CniError, OSError, PodCidrError):
         return [
             other.in_words()
-            for other in _firewalls(config)
+            for other in faults.firewalls(config)
             if not other.missing and not other.problem
         ]
     return []
 
 
-def _pods(config: DaemonConfig) -> Iterator[str]:
+def _pods(config: DaemonConfig) -> Iterator[Finding]:
+    count = 0
     for attachment in node.attachments(config):
         said = differences(attachment, config.daemon.data_dir)
-        if said:
-            owner = attachment.owner
-            yield f"{attachment.pod or owner.container_id[:12]} {owner.ifname}: {said}"
+        if not said:
+            continue
+        count += 1
+        if count > MOST_PODS:
+            yield Finding("more-pods-differ", f"more than {MOST_PODS} pods differ")
+            return
+        owner = attachment.owner
+        yield Finding(
+            "pod-differs",
+            f"{str(attachment.pod) or owner.container_id[:12]} {owner.ifname}: {said}",
+            "the pod's network is not as it was set up. If the daemon does not repair it within a "
+            "minute, delete the pod: its controller starts a new one",
+        )
 
 
 def differences(attachment: Attachment, data_dir: str) -> str:

@@ -30,6 +30,8 @@ VERBS = {
     "pods": "list the pod interfaces of this node",
     "routes": "compare the routes to the other nodes' pods with what they should be",
     "policy": "list the network policies of pods, or explain who reaches whom by them",
+    "ipam": "show the pools of addresses, and who has which address",
+    "trace": "check every hop of a packet from a pod, and name the first that is broken",
     "events": "show pods' networks as they come and go",
     "diagnose": "compare everything with how it should be, and name each difference",
     "ping": "ask whether a pod reaches an address, and in packets how large",

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, List, Mapping, Sequence
+from typing import TYPE_CHECKING, List
 
-from .. import settings as configuration
-from ..settings import DaemonConfig
-from ..store import Attachment, Store
 from .main import CannotTell
+
+if TYPE_CHECKING:
+    from ..settings import DaemonConfig
+    from ..store import Attachment
+
+# The settings and the store are imported where they are used: together they take longer than all
+# that `headcnictl status` does.
+CONFIG = "/etc/headcni/config.yaml"
 
 
 def with_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", default=configuration.PATH, metavar="FILE", help="config.yaml (%(default)s)"
+        "--config", default=CONFIG, metavar="FILE", help="config.yaml (%(default)s)"
     )
 
 
 def load(args: argparse.Namespace) -> DaemonConfig:
+    from .. import settings as configuration
+
     return configuration.load(args.config, missing_ok=True)
 
 
 def attachments(config: DaemonConfig) -> List[Attachment]:
+    from ..store import Store
+
     with Store.in_directory(config.daemon.data_dir) as store:
         return store.attachments()
 
@@ -33,7 +42,7 @@ def addresses(attachment: Attachment) -> List[str]:
 
 def find(config: DaemonConfig, wanted: str) -> Attachment:
     """By namespace/name, name, address, or the beginning of the container's id."""
-    found = [attachment for attachment in attachments(config) if _is(attachment, wanted)]
+    found = [attachment for attachment in attachments(config) if is_called(attachment, wanted)]
     if not found:
         raise CannotTell(f"no pod {wanted!r} on this node: see headcnictl pods")
     if len(found) > 1:
@@ -45,24 +54,7 @@ def find(config: DaemonConfig, wanted: str) -> Attachment:
     return found[0]
 
 
-def _is(attachment: Attachment, wanted: str) -> bool:
+def is_called(attachment: Attachment, wanted: str) -> bool:
     if wanted in (str(attachment.pod), attachment.pod.name, *addresses(attachment)):
         return True
     return len(wanted) >= 4 and attachment.owner.container_id.startswith(wanted)
-
-
-def warned(status: Mapping[str, Any]) -> List[str]:
-    """The daemon's alarms and warnings. A daemon of an earlier release that is still running has
-    no warnings."""
-    alarms = [alarm for alarm in status["alarms"] if not alarm.get("holds_back", True)]
-    return [f"ALARM: {alarm['message']}" for alarm in alarms] + [
-        f"WARNING: {warning['message']}" for warning in status.get("warnings", ())
-    ]
-
-
-def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """Columns as wide as needed, without trailing blanks."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)

@@ -6,6 +6,7 @@ import argparse
 
 from . import node
 from .main import OK, show
+from .terminal import table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,5 +48,5 @@ def run(args: argparse.Namespace) -> int:
         for attachment in found
     ]
     head = ("POD", "ADDRESSES", "INTERFACE", "HOST", "NETWORK", "CONTAINER")
-    show(node.table(rows, head), as_json=False)
+    show(table(rows, head), as_json=False)
     return OK

@@ -12,6 +12,7 @@ from ..settings import control_path
 from . import node
 from .daemon_client import asked
 from .main import NO, OK, CannotTell, show
+from .terminal import table
 
 PROTOCOLS = ("tcp", "udp", "sctp")
 _PORT = r"[a-z0-9-]{1,15}\Z"  # a number or a name
@@ -87,14 +88,14 @@ def _in_words(answer: Dict[str, Any]) -> str:
         )
         for pod in sorted(answer["pods"], key=lambda pod: (pod["namespace"], pod["pod"]))
     ]
-    lines.append(node.table(rows, ("POD", "ADDRESSES", "INGRESS", "EGRESS")))
+    lines.append(table(rows, ("POD", "ADDRESSES", "INGRESS", "EGRESS")))
     denied = [
         (_denier(entry), entry["direction"] or "-", str(entry["packets"]))
         for entry in answer["denied"]
         if entry["packets"]
     ]
     if denied:
-        lines += ["denied packets:", node.table(denied, ("POLICY", "DIRECTION", "PACKETS"))]
+        lines += ["denied packets:", table(denied, ("POLICY", "DIRECTION", "PACKETS"))]
         if answer["more_denied"]:
             lines.append(f"and {answer['more_denied']} more")
     lines += [f"WARNING: {problem}" for problem in answer["problems"]]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
 from ..errors import CniError
-from ..settings import control_path
-from ..shared import bearer_token
-from ..tailnet_access import ALL
+from ..shared import bearer_token, node_status
 from . import node
-from .daemon_client import asked
+from .daemon_client import CONTROL, daemon_status
 from .main import NO, OK, CannotTell, show
+from .terminal import BAD, DOUBTFUL, GOOD, paint, table
+
+ALL = "all"  # the same as in tailnet_access, which is slow to import
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,14 +25,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        with asked("status", control_path(node.load(args))) as answers:
-            status = next(answers, None)
+        status = _usual(args) or daemon_status(control_path_of(args))
     except CniError as problem:
         raise CannotTell(str(problem)) from None
-    if status is None:
-        raise CannotTell("headcni-daemon ended while it was asked")
     show(status if args.json else _in_words(status), args.json)
     return OK if status["ready"] else NO
+
+
+def _usual(args: argparse.Namespace) -> Optional[Dict[str, Any]]:
+    """The status of the daemon at the usual place, if it uses the same configuration file: reading
+    that file would take longer than all the rest. None if the file must say where the daemon is."""
+    with suppress(CniError):
+        status = daemon_status(CONTROL)
+        if status.get("config") == args.config:
+            return status
+    return None
+
+
+def control_path_of(args: argparse.Namespace) -> str:
+    from ..settings import control_path
+
+    return control_path(node.load(args))
 
 
 def _tailnet(access: Optional[Mapping[str, Any]]) -> List[str]:
@@ -61,8 +77,12 @@ def _policies(found: Optional[Mapping[str, Any]]) -> List[str]:
 
 
 def _in_words(status: Dict[str, Any]) -> str:
-    hours, rest = divmod(int(time.time() - status["since"]), 3600)
+    now = time.time()
+    hours, rest = divmod(int(now - status["since"]), 3600)
+    row = node_status.row(status.get("node") or os.uname().nodename, status, now)
+    row[1] = paint(row[1], GOOD if status["ready"] else BAD)
     lines = [
+        table([row], node_status.HEAD),
         f"headcni-daemon {status['version']}, pid {status['pid']}, "
         f"up {hours}h{rest // 60:02d}m{rest % 60:02d}s",
         f"{'ready' if status['ready'] else 'NOT READY'}: {status['mode']} mode by "
@@ -78,6 +98,7 @@ def _in_words(status: Dict[str, Any]) -> str:
         lines.append(f"ports of this node that tailnet peers reach: {', '.join(status['answers'])}")
     lines += [f"firewall: {firewall['summary']}" for firewall in status["firewalls"]]
     for condition in status["conditions"]:
-        lines.append(f"  {condition['name']}: {'ok' if condition['ok'] else condition['reason']}")
-    lines += node.warned(status)
+        said = "ok" if condition["ok"] else paint(condition["reason"], BAD)
+        lines.append(f"  {condition['name']}: {said}")
+    lines += [paint(line, DOUBTFUL) for line in node_status.warnings(status, now)]
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from ..mesh import pod_traffic
 from ..mesh.approvals import ApprovalKeeper, ApprovalReport, identify
 from ..mesh.headscale import HeadscaleClient
 from ..mesh.localapi import LocalApi
+from ..mesh.paths import Watched
 from ..mesh.prefs import NodePrefs
 from ..mesh.routes import Report, RouteReconciler
 from ..mesh.settings import cluster_cidrs, mesh_of, namespace_of, own_cidrs, prefs_file
@@ -62,7 +63,7 @@ class Daemon:
 
     def __init__(self, config: DaemonConfig, path: str) -> None:
         self.config = config
-        self._path = path
+        self.path = path
         self.metrics = Metrics(__version__, config.monitoring.pod_name_label)
         self.events = Events(self.metrics.event)
         self.pod_cidrs = own_cidrs(config)
@@ -79,6 +80,9 @@ class Daemon:
             control_path(config), self.status, self.events, self._answer_about_policies
         )
         self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
+        self.paths = Watched(
+            self.api, lambda: self.routes.serving if self.routes is not None else ()
+        )
         self.namespace = namespace_of(config, self.pod_cidrs)
         self.routes: Optional[RouteReconciler] = None
         self.keeper: Optional[ApprovalKeeper] = None
@@ -153,7 +157,7 @@ class Daemon:
     def reload(self) -> None:
         """Apply what SIGHUP can change, and log what needs a restart."""
         try:
-            wanted = configuration.load(self._path, missing_ok=True)
+            wanted = configuration.load(self.path, missing_ok=True)
         except CniError as problem:
             log.error("the new configuration has mistakes; the old one stays", problem=problem)
             return
@@ -287,7 +291,7 @@ class Daemon:
             lambda: self.store,
             self.metrics,
             self._knows_an_api_server(),
-            os.path.dirname(os.path.abspath(self._path)),
+            os.path.dirname(os.path.abspath(self.path)),
         )
         self.conditions.fixed["policies"] = made.held_back
         self.conditions.fixed["policy-source"] = made.not_known
@@ -389,6 +393,7 @@ class Daemon:
             lambda: self.server.calls,
             lambda: ask(self.conditions),
             lambda: self.conditions.report.refusals,
+            self.paths.counts,
         )
 
     def _keep_up(self) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from .. import settings as configuration
+from ..ipam.allocate import Ipam
 from ..mesh import claims
+from ..shared import paths
 from .observe.monitor import ask
 from .policies import disabled
 
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
     from .daemon import Daemon
 
 MOST_MISTAKES = 20  # the mistakes in annotations that are shown
+MOST_PEERS = 50  # the relayed and unreachable peers that are named
 
 
 def status_of(daemon: Daemon) -> dict[str, Any]:
     """All that headcnictl shows of the daemon."""
     conditions = ask(daemon.conditions)
     return {
+        "node": os.uname().nodename,
+        "config": daemon.path,
         "version": __version__,
         "pid": os.getpid(),
         "since": daemon.began,
@@ -46,8 +51,38 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
         "warnings": [warning._asdict() for warning in warnings_of(daemon)],
         "kubernetes_token_expires": daemon.token.expires if daemon.token is not None else 0.0,
         "attachments": sum(daemon.store.attachment_counts().values()),
+        "pools": _pools(daemon),
+        **_peers(daemon),
+        "drift": daemon.metrics.drift(),
         "calls": daemon.server.calls,
         "monitor": daemon.monitor.where if daemon.monitor is not None else "",
+    }
+
+
+def _pools(daemon: Daemon) -> list[dict[str, Any]]:
+    """How full the pools of the networks that have pods are."""
+    ipam = Ipam(daemon.store)
+    return [
+        {**usage._asdict(), "free": usage.free}
+        for network in daemon.store.attachment_counts()
+        for usage in ipam.usage(network)
+    ]
+
+
+def _peers(daemon: Daemon) -> dict[str, Any]:
+    """The peers with pods by the path to them, and those whose path is relayed or missing. Without
+    tailscaled's answer only the reason."""
+    found = daemon.paths.now()
+    if found.problem:
+        return {"peers": None, "peers_problem": found.problem}
+    troubled = [peer for peer in found.peers if peer.path.kind in (*paths.RELAYED, paths.NONE)]
+    return {
+        "peers": found.counts(),
+        "troubled_peers": [
+            {"name": peer.name, "path": peer.path.kind, "through": peer.path.in_words}
+            for peer in troubled[:MOST_PEERS]
+        ],
+        "key_expires": found.key_expires,
     }
 
 

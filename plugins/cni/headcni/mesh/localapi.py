@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..errors import IO_FAILURE, CniError
 from ..shared import localapi
-from ..shared.localapi import ANSWER_SECONDS, SOCKET
+from ..shared.localapi import ANSWER_SECONDS, REFUSED, SOCKET
 
 OLDEST = (1, 34)  # the first version with watch-ipn-bus
 UPGRADE = f"upgrade it to {'.'.join(map(str, OLDEST))} or newer"
@@ -110,7 +110,7 @@ class LocalApi:
     timed: Callable[[str], AbstractContextManager[None]] = lambda _unused: nullcontext()
 
     def status(self, peers: bool = True) -> Status:
-        found = self._read("status", f"status?peers={str(peers).lower()}", _reduced)
+        found = self.read("status", f"status?peers={str(peers).lower()}", _reduced)
         version = str(found.get("Version", ""))
         if _numbers(version) < OLDEST:
             raise TailscaleError(
@@ -135,7 +135,7 @@ class LocalApi:
     def endpoints(self) -> tuple[str, ...]:
         """Where peers may find this node: its own addresses and those that a NAT gives it, each
         with a port."""
-        found = self._read("status", "status?peers=false")
+        found = self.read("status", "status?peers=false")
         return tuple(map(str, (found.get("Self") or {}).get("Addrs") or ()))
 
     def prefs(self) -> dict[str, Any]:
@@ -146,6 +146,29 @@ class LocalApi:
         """Change these prefs and no others. Returns all prefs as they are now."""
         with self.timed("patch-prefs"), _as_cni_error():
             return self._client.edit_prefs(values)
+
+    def ping(self, address: str) -> dict[str, Any]:
+        """Have tailscaled ping a peer: the path of the answer, and how long it took."""
+        with self.timed("ping"), _as_cni_error():
+            return self._client.ping(address)
+
+    def read(
+        self, operation: str, path: str, hook: Optional[Callable[[dict[str, Any]], Any]] = None
+    ) -> dict[str, Any]:
+        """`hook` may reduce each object of the answer as soon as it has been decoded."""
+        with self.timed(operation), _as_cni_error():
+            return self._client.read("GET", path, hook=hook)
+
+    def read_list(self, operation: str, path: str) -> list[Any]:
+        """A list that only root may read."""
+        with self.timed(operation), _as_cni_error():
+            answer = self._client.ask("POST", path)
+        found = None
+        with suppress(ValueError):
+            found = json.loads(answer)
+        if found is not None and not isinstance(found, list):
+            raise TailscaleError(REFUSED, f"tailscaled's answer about its {operation} is no list")
+        return found or []
 
     def watch(self, silence: float = SILENCE_SECONDS) -> Bus:
         return Bus(self, silence)
@@ -169,12 +192,6 @@ class LocalApi:
     @property
     def _client(self) -> _Client:
         return _Client(self.socket_path, self.timeout)
-
-    def _read(
-        self, operation: str, path: str, hook: Optional[Callable[[dict[str, Any]], Any]] = None
-    ) -> dict[str, Any]:
-        with self.timed(operation), _as_cni_error():
-            return self._client.read("GET", path, hook=hook)
 
 
 @dataclass(frozen=True)

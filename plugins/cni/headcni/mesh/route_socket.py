@@ -51,7 +51,6 @@ class RouteSocket(Netlink):
         self._socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
         self._socket.bind((0, 0))
-        self.port: int = self._socket.getsockname()[0]
 
     def send(self, requests: Sequence[Request]) -> list[KernelError]:
         """Send all requests, even if some fail. Returns those that the kernel refused.

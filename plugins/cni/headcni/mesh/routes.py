@@ -189,6 +189,12 @@ class RouteReconciler:
     def is_alive(self) -> bool:
         return self._loop.is_alive() and self._listener is not None and self._listener.is_alive()
 
+    @property
+    def serving(self) -> frozenset[str]:
+        """The ids of the peers whose pods have routes."""
+        peers = self._peers
+        return frozenset(peers.claims if peers is not None else ())
+
     def _hear(self) -> None:
         """Ask tailscaled about its peers, our approval, and its prefs."""
         began = time.monotonic()

@@ -21,6 +21,7 @@ def measure(
     calls: Callable[[], int],
     conditions: Callable[[], Iterable[Condition]],
     refusals: Callable[[], Iterable[Refusal]],
+    peers: Callable[[], dict[Tuple[str, ...], float]],
 ) -> None:
     metrics.conditions(lambda: ((condition.name, condition.ok) for condition in conditions()))
     metrics.gauge(
@@ -49,6 +50,12 @@ def measure(
         "Pod ranges that peers advertise and that this node refuses, by reason. Normal: 0.",
         lambda: _by_reason(refusals()),
         ("reason",),
+    )
+    metrics.gauge(
+        "peers",
+        "Peers with pods, by the path to them. Normal: direct, and idle without traffic.",
+        peers,
+        ("path",),
     )
 
 

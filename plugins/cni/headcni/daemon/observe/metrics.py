@@ -16,7 +16,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import Callable, Dict, Optional, Tuple, Type, Union
 
 import prometheus_client
@@ -173,6 +173,8 @@ class Metrics:
             "Gauges that were left out of a scrape because they could not be read. Normal: 0.",
             ("gauge",),
         )
+        self._repaired: Dict[str, int] = {}
+        self._repaired_at = 0.0
         build = Gauge(
             "headcni_build_info",
             "The running versions of HeadCNI and Python."
@@ -243,6 +245,13 @@ class Metrics:
         self._reconcile.labels(part, "ok" if ok else "error").observe(seconds)
         for action, count in changes.items():
             self._repairs.labels(part, action).inc(count)
+        if changes.get("repaired"):
+            self._repaired[part] = self._repaired.get(part, 0) + changes["repaired"]
+            self._repaired_at = time()
+
+    def drift(self) -> Mapping[str, object]:
+        """What had to be put right since the start, by part, and when the last time was."""
+        return {"repaired": dict(self._repaired), "last": self._repaired_at}
 
     def policies_applied(self, kind: str, seconds: float, ok: bool) -> None:
         """A change of a pod, namespace or policy, or of everything (``all``)."""

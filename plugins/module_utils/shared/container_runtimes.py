@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Tuple
 
-from . import toml_reader
+from .toml_reader import TomlError, parse
 
 # The default of all runtimes.
 BIN_DIRS: tuple[str, ...] = ("/opt/cni/bin",)
@@ -292,8 +292,8 @@ def _merged(process: Process, path: str, root: str) -> Mapping[str, Any] | None:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        return toml_reader.parse(done.stdout) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, toml_reader.TomlError):
+        return parse(done.stdout) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, TomlError):
         return None
 
 
@@ -378,8 +378,8 @@ def _toml(path: str, root: str) -> tuple[Mapping[str, Any] | None, str]:
         size = os.stat(_at(root, path)).st_size
         if size > _MOST_BYTES:
             return None, f"container runtime: {path} has {size} bytes, {unknown}"
-        return toml_reader.parse(_read(_at(root, path), _MOST_BYTES)), ""
-    except (OSError, toml_reader.TomlError) as problem:
+        return parse(_read(_at(root, path), _MOST_BYTES)), ""
+    except (OSError, TomlError) as problem:
         return None, f"container runtime: {path} cannot be read ({problem}), {unknown}"
 
 

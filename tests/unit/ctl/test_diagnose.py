@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headcni.ctl import diagnose
+from headcni.ctl import mesh_faults
 from headcni.ctl.diagnose import differences
+from headcni.mesh.paths import Paths
 from headcni.model import Owner, PodRef
 from headcni.settings import parse
 from headcni.store import Attachment, Store
@@ -60,8 +61,9 @@ def test_tailscaleds_word_on_forwarding_counts_only_if_the_kernel_agrees(
             return Status
 
     now = {"net/ipv4/ip_forward": ipv4, "net/ipv6/conf/all/forwarding": ipv6}
-    monkeypatch.setattr(diagnose, "LocalApi", Api)
-    monkeypatch.setattr(diagnose.netns, "read_sysctl", now.get)
+    monkeypatch.setattr(mesh_faults, "LocalApi", Api)
+    monkeypatch.setattr(mesh_faults.paths, "read", lambda *_unused: Paths(()))
+    monkeypatch.setattr(mesh_faults.netns, "read_sysctl", now.get)
     config, _problems = parse(f"network: {{podCIDR: {{nodeLocal: [{cidrs}]}}}}".encode())
-    found = list(diagnose._tailscale(config))
-    assert found == [f"it says: {line}" for line in (*told, "something else")]
+    found = [finding.found for finding in mesh_faults.tailscale(config)]
+    assert found == [f"tailscaled says: {line}" for line in (*told, "something else")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import toml_reader
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import toml_reader
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11; nodes may have 3.9
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import container_runtimes as runtimes
-from ansible_collections.headcni.mesh.plugins.module_utils.container_runtimes import Runtime
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import (
+    container_runtimes as runtimes,
+)
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.container_runtimes import Runtime
 from fake_root import BOOTED, FakeRoot
 
 CONFIG = "/etc/containerd/config.toml"
