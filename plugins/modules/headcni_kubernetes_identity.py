@@ -104,6 +104,10 @@ renewed:
   type: list
   elements: str
   returned: when O(state=present)
+last:
+  description: Whether no other node of the cluster has an identity, so that nothing is left.
+  type: bool
+  returned: when O(state=absent)
 old:
   description: The nodes that still have a secret of an earlier version, whose token never expires.
   type: list
@@ -205,10 +209,11 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     }
     gone = sorted(found & mine)
     delete(module, kubectl, gone)
-    if not found - mine:
+    last = not found - mine
+    if last:
         gone += delete_all(module, kubectl, given["manifest"])
         gone += delete_shared(module, kubectl)
-    return {"changed": bool(gone), "diff": {"before": lines(gone), "after": ""}}
+    return {"changed": bool(gone), "last": last, "diff": {"before": lines(gone), "after": ""}}
 
 
 def switched(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
