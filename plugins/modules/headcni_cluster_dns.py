@@ -319,9 +319,10 @@ def data(found: Optional[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write(kubectl: kubernetes.Kubectl, namespace: str, change: Change, dry: bool) -> None:
-    """The object that was read, with one other value: if it has changed since, the API server
-    refuses it."""
-    options = ["--dry-run=server"] if dry else []
+    """Only our key, and only if the object is as it was read: the API server refuses the patch if
+    its resourceVersion has changed. `kubectl replace` would also rewrite an annotation of others'
+    `kubectl apply`."""
+    options = ["-n", namespace, *(["--dry-run=server"] if dry else [])]
     content = {**data(change.found), change.key: change.text}
     if not change.text:
         del content[change.key]
@@ -337,9 +338,14 @@ def write(kubectl: kubernetes.Kubectl, namespace: str, change: Change, dry: bool
     labels = change.found["metadata"].get("labels") or {}
     is_ours = LABEL.items() <= labels.items()
     if is_ours and not content and not change.found.get("binaryData"):
-        kubectl.run("delete", "configmap", change.name, "-n", namespace, *options)
+        kubectl.run("delete", "configmap", change.name, *options)
         return
-    kubectl.run("replace", "-f", "-", *options, given=json.dumps({**change.found, "data": content}))
+    patch = {
+        "metadata": {"resourceVersion": change.found["metadata"]["resourceVersion"]},
+        "data": {change.key: change.text or None},
+    }
+    how = ("--type=merge", "--patch-file=/dev/stdin")
+    kubectl.run("patch", "configmap", change.name, *how, *options, given=json.dumps(patch))
 
 
 if __name__ == "__main__":

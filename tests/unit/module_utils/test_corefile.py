@@ -136,7 +136,7 @@ def test_a_file_with_braces_that_do_not_match_is_refused(text):
 
 @pytest.mark.parametrize("text", ["", ".", "a b", "a..b", "x{y", "a" * 64, "mesh.example.org:53"])
 def test_a_domain_that_is_none_is_refused_before_it_gets_into_the_file(text):
-    with pytest.raises(ValueError, match="expected a domain such as mesh.example.org"):
+    with pytest.raises(ValueError, match="expected a domain such as"):
         corefile.domain(text)
 
 
