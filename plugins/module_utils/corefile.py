@@ -143,13 +143,13 @@ def conflicts(name: str, ranges: Iterable[str], port: str, others: Iterable[Bloc
     wanted = {(zone, port) for key in (name, *map(_key, ranges)) for zone, _p in _zones(key)}
     found = []
     for other in others:
-        for zone in dict.fromkeys(zone for zone in other.zones if zone in wanted):
-            found.append(f"another server block already serves {zone[0]}:{zone[1]}")
+        for zone, at in dict.fromkeys(one for one in other.zones if one in wanted):
+            found.append(f"another server block already serves {zone}:{at}")
         for words in other.directives:
-            for zone in _kubernetes_zones(words):
-                if f".{zone}".endswith(f".{name}"):
+            for cluster in _kubernetes_zones(words):
+                if f".{cluster}".endswith(f".{name}"):
                     found.append(
-                        f"the cluster's domain {zone} is part of the tailnet's domain {name}, "
+                        f"the cluster's domain {cluster} is part of the tailnet's domain {name}, "
                         "so the names of services would no longer be found"
                     )
     return list(dict.fromkeys(found))

@@ -161,6 +161,7 @@ MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "headscale_policy_info": lambda host, _: {"pods": {"status": "allowed"}},
     "headscale_preauth_key": lambda host, _: {"key": "hskey-auth-x"},
     "headscale_routes": approved,
+    "headcni_cluster_dns": lambda host, _: {},
     "headscale_user": lambda host, _: {},
     "headcni_conflist": lambda host, _: {},
     "file": lambda host, _: {},
