@@ -146,29 +146,20 @@ def main() -> None:
             "tailnet_access": {"type": "raw", "default": "all"},
             "tailnet_access_namespaces": {"type": "dict", "default": {}},
             "namespace": {"default": "kube-system"},
-            "kubectl": {
-                "type": "list",
-                "elements": "str",
-                "default": list(kubernetes.K3S_KUBECTL),
-            },
-            "kubeconfig": {"type": "path", "default": kubernetes.K3S_ADMIN},
+            **kubernetes.ADMIN_SPEC,
         },
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
     given = module.params
-    program, *words = given["kubectl"]
-    program = module.get_bin_path(program, required=True, opt_dirs=list(kubernetes.PLACES))
-    kubectl = kubernetes.Kubectl([program, *words], given["kubeconfig"])
+    kubectl = kubernetes.administrator(module)
     try:
         wish = wished(given)
         if wish is not None:
             refuse_unreachable(kubectl, given, wish.resolver)
         done = settle(module, kubectl, wish)
     except kubernetes.KubectlError as wrong:
-        module.fail_json(
-            msg=f"Kubernetes, asked with {given['kubeconfig']}, does not do it: {wrong}"
-        )
+        kubernetes.fail(module, wrong)
     except ValueError as wrong:
         module.fail_json(msg=str(wrong))
     module.exit_json(**done)

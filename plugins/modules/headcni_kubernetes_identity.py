@@ -141,26 +141,17 @@ def main() -> None:
             "manifest": {"required": True},
             "account": {"default": "headcni-node"},
             "namespace": {"default": "kube-system"},
-            "kubectl": {
-                "type": "list",
-                "elements": "str",
-                "default": list(kubernetes.K3S_KUBECTL),
-            },
-            "kubeconfig": {"type": "path", "default": kubernetes.K3S_ADMIN},
+            **kubernetes.ADMIN_SPEC,
         },
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
-    program, *words = module.params["kubectl"]
-    program = module.get_bin_path(program, required=True, opt_dirs=list(kubernetes.PLACES))
-    kubectl = kubernetes.Kubectl([program, *words], module.params["kubeconfig"])
+    kubectl = kubernetes.administrator(module)
     work = {"present": present, "absent": absent, "switched": switched}[module.params["state"]]
     try:
         module.exit_json(**work(module, kubectl))
     except kubernetes.KubectlError as wrong:
-        module.fail_json(
-            msg=f"Kubernetes, asked with {module.params['kubeconfig']}, does not do it: {wrong}"
-        )
+        kubernetes.fail(module, wrong)
     except ValueError as wrong:
         module.fail_json(msg=str(wrong))
 

@@ -88,20 +88,13 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "zone": {"required": True},
-            "kubectl": {
-                "type": "list",
-                "elements": "str",
-                "default": list(kubernetes.K3S_KUBECTL),
-            },
-            "kubeconfig": {"type": "path", "default": kubernetes.K3S_ADMIN},
+            **kubernetes.ADMIN_SPEC,
         },
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
     given = module.params
-    program, *words = given["kubectl"]
-    program = module.get_bin_path(program, required=True, opt_dirs=list(kubernetes.PLACES))
-    kubectl = kubernetes.Kubectl([program, *words], given["kubeconfig"])
+    kubectl = kubernetes.administrator(module)
     try:
         zone = corefile.domain(given["zone"])
     except ValueError as wrong:
@@ -120,9 +113,7 @@ def main() -> None:
             ),
         )
     except kubernetes.KubectlError as wrong:
-        module.fail_json(
-            msg=f"Kubernetes, asked with {given['kubeconfig']}, does not do it: {wrong}"
-        )
+        kubernetes.fail(module, wrong)
     except ValueError as wrong:
         module.fail_json(msg=str(wrong))
     module.exit_json(
