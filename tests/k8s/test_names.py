@@ -12,7 +12,7 @@ from lab import tools
 
 pytestmark = pytest.mark.timeout(900)
 DNS_ON = {"headcni_node_cluster_dns": True}
-TASK = "Let pods resolve names of the tailnet, or stop that"
+TASK = "headcni.mesh.headcni_node : Let pods resolve names of the tailnet, or stop that"
 RELOADED = 240  # seconds until kubelet has written the ConfigMap and CoreDNS has read it
 NAMES = "playbooks/names.yml"
 WEB = "web.default.svc.mesh.lab"
