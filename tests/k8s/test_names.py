@@ -214,6 +214,7 @@ def test_pods_resolve_the_service_by_its_name_in_the_tailnet_too(cluster, web, d
 
 
 def test_all_of_it_works_in_daemon_mode(cluster, web, device):
+    cluster.site()(playbook=NAMES, headcni_names_service_routes=[])
     cluster.site()(playbook="playbooks/switch_mode.yml", headcni_mode="daemon", **DNS_ON)
     try:
         assert cluster.site()(headcni_mode="daemon", **DNS_ON).changed == set()
