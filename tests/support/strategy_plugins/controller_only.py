@@ -162,6 +162,8 @@ MODULES: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "headscale_preauth_key": lambda host, _: {"key": "hskey-auth-x"},
     "headscale_routes": approved,
     "headcni_cluster_dns": lambda host, _: {},
+    "headcni_service_names_info": lambda host, _: {"records": [], "problems": []},
+    "headscale_extra_records": lambda host, _: {},
     "headscale_user": lambda host, _: {},
     "headcni_conflist": lambda host, _: {},
     "file": lambda host, _: {},
