@@ -82,6 +82,7 @@ dns:
   override_local_dns: false
   nameservers:
     global: []
+  extra_records_path: /var/lib/headscale/extra-records.json
 unix_socket: /run/headscale/headscale.sock
 unix_socket_permission: "0770"
 logtail:
@@ -94,6 +95,7 @@ log:
 def files(plan: Plan) -> dict[str, bytes]:
     return {
         "etc/headscale/config.yaml": headscale_config(plan).encode(),
+        "var/lib/headscale/extra-records.json": b"[]\n",
         "etc/systemd/system/headscale.service": HEADSCALE_UNIT.encode(),
         "etc/systemd/system/tailscale-mirror.service": MIRROR_UNIT.encode(),
         "opt/lab/mirror.py": Path(__file__).with_name("mirror.py").read_bytes(),

@@ -40,3 +40,29 @@ def test_pods_of_every_pair_talk_and_know_each_other_by_their_own_addresses(
     finally:
         for host in nodes.values():
             host.run(f"systemctl stop echo-{port}")
+
+
+RESOLVING = r"""
+remove() { cnitool del headcni /run/netns/named; ip netns del named; rm -r /etc/netns/named; }
+trap remove EXIT
+ip netns add named
+export CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d PATH=$PATH:/opt/lab/cni
+mkdir -p /etc/netns/named
+cnitool add headcni /run/netns/named | python3 -c '
+import json, sys
+dns = json.load(sys.stdin)["dns"]
+for address in dns["nameservers"]:
+    print("nameserver", address)
+print("search", *dns["search"])' > /etc/netns/named/resolv.conf || exit
+for name in NAMES; do ip netns exec named getent -s dns ahostsv4 $name || exit; done
+"""
+
+
+def test_the_result_works_as_a_resolv_conf_for_names_of_the_tailnet(nodes, host):
+    """As podman and others write it. Short names are completed by the search domain."""
+    for node in nodes:
+        script = RESOLVING.replace("NAMES", f"{node}.mesh.lab {node}")
+        found = host.run("bash -c %s", script)
+        lines = [line for line in found.stdout.splitlines() if "STREAM" in line]
+        assert found.rc == 0 and len(lines) == 2, (found.stdout, found.stderr)
+        assert all(line.startswith("100.64.") for line in lines), lines

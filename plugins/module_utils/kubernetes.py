@@ -7,15 +7,24 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ansible_collections.headcni.mesh.plugins.module_utils.shared import bearer_token
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
 
 K3S_KUBECTL = ("k3s", "kubectl")
 K3S_KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 K3S_ADMIN = "/etc/rancher/k3s/k3s.yaml"
 PLACES = ("/usr/local/bin", "/opt/bin")  # where k3s' installer puts it; not on every root's PATH
 ANSWER_SECONDS = 30
+
+# The options of modules that work as the cluster's administrator.
+ADMIN_SPEC: dict[str, Any] = {
+    "kubectl": {"type": "list", "elements": "str", "default": list(K3S_KUBECTL)},
+    "kubeconfig": {"type": "path", "default": K3S_ADMIN},
+}
 
 
 class KubectlError(Exception):
@@ -74,6 +83,19 @@ class Kubectl:
             if one["name"] == context.get("cluster"):
                 return dict(one["cluster"])
         raise KubectlError("the kubeconfig's current context names no cluster")
+
+
+def administrator(module: AnsibleModule) -> Kubectl:
+    """With the options of ADMIN_SPEC."""
+    program, *words = module.params["kubectl"]
+    program = module.get_bin_path(program, required=True, opt_dirs=list(PLACES))
+    return Kubectl([program, *words], module.params["kubeconfig"])
+
+
+def fail(module: AnsibleModule, wrong: KubectlError) -> None:
+    module.fail_json(
+        msg=f"Kubernetes, asked with {module.params['kubeconfig']}, does not do it: {wrong}"
+    )
 
 
 def lifetime(text: str) -> int:

@@ -114,6 +114,10 @@ renewed:
   type: list
   elements: str
   returned: when O(state=present)
+last:
+  description: Whether no other node of the cluster has an identity, so that nothing is left.
+  type: bool
+  returned: when O(state=absent)
 old:
   description: The nodes that still have a secret of an earlier version, whose token never expires.
   type: list
@@ -149,26 +153,17 @@ def main() -> None:
             "manifest": {"required": True},
             "account": {"default": "headcni-node"},
             "namespace": {"default": "kube-system"},
-            "kubectl": {
-                "type": "list",
-                "elements": "str",
-                "default": list(kubernetes.K3S_KUBECTL),
-            },
-            "kubeconfig": {"type": "path", "default": kubernetes.K3S_ADMIN},
+            **kubernetes.ADMIN_SPEC,
         },
         supports_check_mode=True,
     )
     node.refuse_other_platforms(module)
-    program, *words = module.params["kubectl"]
-    program = module.get_bin_path(program, required=True, opt_dirs=list(kubernetes.PLACES))
-    kubectl = kubernetes.Kubectl([program, *words], module.params["kubeconfig"])
+    kubectl = kubernetes.administrator(module)
     work = {"present": present, "absent": absent, "switched": switched}[module.params["state"]]
     try:
         module.exit_json(**work(module, kubectl))
     except kubernetes.KubectlError as wrong:
-        module.fail_json(
-            msg=f"Kubernetes, asked with {module.params['kubeconfig']}, does not do it: {wrong}"
-        )
+        kubernetes.fail(module, wrong)
     except ValueError as wrong:
         module.fail_json(msg=str(wrong))
 
@@ -226,10 +221,11 @@ def absent(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:
     }
     gone = sorted(found & mine)
     delete(module, kubectl, gone)
-    if not found - mine:
+    last = not found - mine
+    if last:
         gone += delete_all(module, kubectl, given["manifest"])
         gone += delete_shared(module, kubectl)
-    return {"changed": bool(gone), "diff": {"before": lines(gone), "after": ""}}
+    return {"changed": bool(gone), "last": last, "diff": {"before": lines(gone), "after": ""}}
 
 
 def switched(module: AnsibleModule, kubectl: kubernetes.Kubectl) -> dict:

@@ -86,6 +86,10 @@ name:
   description: The node's name in the tailnet.
   returned: success
   type: str
+domain:
+  description: The domain of the tailnet's names. Empty if MagicDNS is off.
+  returned: success
+  type: str
 tailnet_ips:
   description: The node's addresses in the tailnet.
   returned: success
@@ -172,6 +176,7 @@ def main() -> None:
         login_server=now.login_server,
         node_key=status.node_key,
         name=status.name,
+        domain=status.domain,
         tailnet_ips=list(status.addresses),
         tags=list(status.tags),
         served_routes=list(status.served),

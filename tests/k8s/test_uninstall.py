@@ -32,6 +32,11 @@ def in_kubernetes(cluster) -> str:
     )
 
 
+def cluster_dns(cluster) -> str:
+    """All ConfigMaps of CoreDNS, k3s' own and those that it reads as well."""
+    return cluster.kubectl("get", "configmaps", "-n", "kube-system", "-o", "yaml")
+
+
 @pytest.fixture
 def drained(cluster):
     """Nodes without pods of their own; afterwards they take pods again."""
@@ -56,12 +61,13 @@ def test_it_refuses_while_pods_use_the_network(cluster):
 
 
 def test_a_drained_cluster_is_left_without_a_trace_and_may_be_taken_again(cluster, drained):
-    assert "headcni-node" in in_kubernetes(cluster)
+    cluster.site()(headcni_node_cluster_dns=True)
+    assert "headcni-node" in in_kubernetes(cluster) and "mesh.lab" in cluster_dns(cluster)
     until(lambda: not any(cluster.attachments(node) for node in NODES))
     cluster.site()(playbook=UNINSTALL)
     for node in NODES:
         assert cluster.on(node, LEFT) == "", node
-    assert in_kubernetes(cluster) == ""
+    assert in_kubernetes(cluster) == "" and "headcni" not in cluster_dns(cluster)
     assert at_headscale(cluster) == []
     until(lambda: not any(cluster.is_ready(node) for node in NODES), 120, "nodes not Ready")
     assert cluster.site()(playbook=UNINSTALL).changed == set()

@@ -51,6 +51,7 @@ class Status(NamedTuple):
     have_node_key: bool
     node_key: str  # nodekey:…, as Headscale shows it; empty while there is none
     name: str
+    domain: str  # in which the tailnet's names are resolved; empty if they are not
     addresses: tuple[str, ...]
     tags: tuple[str, ...]
     served: tuple[str, ...]  # the node's own routes that the control server has approved
@@ -64,7 +65,7 @@ class Status(NamedTuple):
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Status:
-        me = found.get("Self") or {}
+        me, net = found.get("Self") or {}, found.get("CurrentTailnet") or {}
         key = str(me.get("PublicKey") or "")
         if not key.replace("nodekey:", "").strip("0"):
             key = ""
@@ -75,6 +76,7 @@ class Status(NamedTuple):
             have_node_key=bool(found.get("HaveNodeKey", key)),
             node_key=key,
             name=str(me.get("DNSName") or "").rstrip(".") or str(me.get("HostName") or ""),
+            domain=str(net.get("MagicDNSSuffix") or "") if net.get("MagicDNSEnabled") else "",
             addresses=tuple(found.get("TailscaleIPs") or ()),
             tags=tuple(me.get("Tags") or ()),
             served=tuple(me.get("PrimaryRoutes") or ()),

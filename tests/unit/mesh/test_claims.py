@@ -141,6 +141,14 @@ def test_the_service_range_may_lie_in_the_cluster_range_and_is_kept_free():
     assert not found.wanted
 
 
+def test_a_node_that_offers_all_services_to_the_tailnet_is_no_problem_and_gets_no_route():
+    given = rules(service=(ip_network("10.96.0.0/16"),))
+    found = planned(peer("a", "10.96.0.0/16"), given=given)
+    assert found.refusals == () and not found.wanted and found.warnings == ()
+    found = planned(peer("thief", "10.96.0.0/16", tags=()), given=given)
+    assert [one.reason for one in found.refusals] == ["untagged"]
+
+
 def test_a_flood_of_claims_makes_few_alarms_and_a_bounded_number_of_routes():
     nodes = [peer(f"node{i}", f"10.2.{i}.0/24") for i in range(40)]
     flood = [f"10.2.{i % 40}.{i // 40 % 256}/32" for i in range(40 * 256)]

@@ -16,6 +16,13 @@ from controller_cost import Cost, measured
 
 FEW, MANY = 3, 6
 IN_KUBERNETES = {"headcni_node_kubernetes_server": "node1"}
+NAMES = {
+    **IN_KUBERNETES,
+    "headcni_names_host": "node1",
+    "headcni_names_domain": "mesh.example.org",
+    "headcni_names_service_routes": ("node1", "node3"),
+    "headcni_node_service_cidr": "11.0.0.0/16",
+}
 FORMER = {"headcni_former_url": "http://192.0.2.9", "headcni_former_api_key": "x"}
 
 
@@ -35,6 +42,7 @@ def costs(playbook: str, **given: Any) -> tuple[Cost, Cost]:
         ("upgrade", {"headcni_serial": "100%"}),
         ("switch_mode", {"headcni_mode": "host"}),
         ("move_server", {"headcni_yes": True, **FORMER}),
+        ("names", NAMES),
         ("verify", {"sample": MANY}),  # each node asks others than the next
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(map(str, one)),

@@ -172,7 +172,8 @@ def _judged(
     rules: Rules,
 ) -> tuple[tuple[Claim, ...], tuple[Refusal, ...]]:
     """The claims of a single peer. Prefixes outside the cluster's and the services' range are
-    ignored: other subnet routers and exit nodes serve them."""
+    ignored, because other subnet routers and exit nodes serve them. So is the whole range of
+    services if a node of the mesh advertises it."""
     claims, refusals = [], []
     for route in dict.fromkeys(routes):
         with contextlib.suppress(ValueError, OSError):
@@ -181,6 +182,8 @@ def _judged(
             in_cluster = any(known.covers(prefix) for known in rules.cluster)
             if not in_cluster and not any(known.covers(prefix) for known in rules.service):
                 continue
+            if trusted and prefix in rules.service:
+                continue  # the operator offers services to the tailnet: playbooks/names.yml
             reason, other = _objection(prefix, trusted, rules)
             if reason:
                 refusals.append(Refusal(prefix, peer, reason, other, peer_id))
