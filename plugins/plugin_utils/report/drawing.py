@@ -22,7 +22,7 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.report.record import 
 EACH_UP_TO = 30  # nodes; more are drawn by site
 MOST_SITES = 12  # drawn; the nodes of the others share a box
 OTHER_SITES = "other sites"
-MOST_LABELS = 12  # on lines
+MOST_LABELS = 8  # on lines; more would hide each other
 NAME_LENGTH = 20
 SMALL, STEP = 11, 14  # a node's square in a box, and the distance to the next one
 GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
@@ -135,16 +135,18 @@ def _circle(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, s
                 "middle" if abs(across) < 0.3 else ("start" if across > 0 else "end"),
             )
         )
+    # Not in the middle, where many lines cross.
+    part = 0.5 if count <= 4 else 0.36
     shown = _labelled(pairs, all_of_them=count <= 4)
     lines = [
-        _line(pair.a, pair.b, pair.kind, where, f"{pair.a} ↔ {pair.b}: {pair.in_words}", label)
+        _line(pair.a, pair.b, pair.kind, where, f"{pair.a} ↔ {pair.b}: {pair.in_words}", label, part)
         for pair, label in zip(pairs, shown)
     ]
-    half = math.pi / count
+    beyond = min(math.pi / count * 0.7, (radius + 2) / circle)
     arcs, at = [], 0
     for name, those in sites.items() if len(sites) > 1 else ():
-        begin = math.tau * at / count - math.pi / 2 - half * 0.7
-        end = math.tau * (at + len(those) - 1) / count - math.pi / 2 + half * 0.7
+        begin = math.tau * at / count - math.pi / 2 - beyond
+        end = math.tau * (at + len(those) - 1) / count - math.pi / 2 + beyond
         middle = (begin + end) / 2
         inner = circle - radius - 26
         arcs.append(
@@ -158,9 +160,11 @@ def _circle(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, s
             )
         )
         at += len(those)
-    width, height = 2 * circle + 400, 2 * circle + 120
+    width = 2 * circle + 400
+    top = min((spot.y for spot in spots), default=0.0) - radius - 60
+    height = max((spot.y for spot in spots), default=0.0) + radius + 60 - top
     return Drawing(
-        *(False, -width / 2, -height / 2, width, height),
+        *(False, -width / 2, _rounded(top), width, _rounded(height)),
         *(tuple(arcs), tuple(sorted(lines, key=_rank)), tuple(spots), radius),
     )
 
@@ -177,11 +181,12 @@ def _arc(circle: float, begin: float, end: float) -> str:
 
 
 def _labelled(pairs: Sequence[Pair], all_of_them: bool) -> list[str]:
-    """The text on each line. With many lines only some that are not direct get one."""
-    left, shown = MOST_LABELS, []
+    """The text on each line. In a larger drawing only lines that are not direct get one, if they
+    are few."""
+    few = sum(pair.kind != DIRECT for pair in pairs) <= MOST_LABELS
+    shown = []
     for pair in pairs:
-        wanted = all_of_them or (pair.kind != DIRECT and left > 0)
-        left -= wanted and not all_of_them
+        wanted = all_of_them or (pair.kind != DIRECT and few)
         text = "no path" if pair.kind == NONE else milliseconds(pair.latency_ms)
         shown.append((f"relayed {text}" if pair.kind == RELAYED else text) if wanted else "")
     return shown
@@ -194,10 +199,10 @@ def _line(
     where: Mapping[str, tuple[float, float]],
     title: str,
     label: str,
+    part: float,
 ) -> Line:
+    """`part` says where on the line the label is."""
     (x1, y1), (x2, y2) = where[a], where[b]
-    # Not in the middle, where the lines of a circle cross.
-    part = 0.5 if len(where) <= 4 else 0.36
     middle = x1 + (x2 - x1) * part, y1 + (y2 - y1) * part
     return Line(a, b, kind, *map(_rounded, (x1, y1, x2, y2)), title, label, *map(_rounded, middle))
 
@@ -245,8 +250,8 @@ def _boxes(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, st
         if a != b:
             worst = max((pair.kind for pair in those_pairs), key=KINDS.index)
             said = _summed(those_pairs)
-            label = said if len(between) - len(sites) <= MOST_LABELS or worst != DIRECT else ""
-            lines.append(_line(a, b, worst, where, f"{a} ↔ {b}: {said}", label))
+            label = _counted(those_pairs, worst)
+            lines.append(_line(a, b, worst, where, f"{a} ↔ {b}: {said}", label, 0.5))
     left = min(box.x for box in boxes) - 30
     top = min(box.y for box in boxes) - 30
     width = max(box.x + box.width for box in boxes) + 30 - left
@@ -292,7 +297,7 @@ def _touch(
     where: Mapping[str, tuple[float, float]], sizes: Mapping[str, tuple[float, float]], a: str, b: str
 ) -> bool:
     return all(
-        abs(where[a][axis] - where[b][axis]) < (sizes[a][axis] + sizes[b][axis]) / 2 + 50
+        abs(where[a][axis] - where[b][axis]) < (sizes[a][axis] + sizes[b][axis]) / 2 + 70
         for axis in (0, 1)
     )
 
@@ -305,6 +310,13 @@ def _between(
         first, second = sorted((home[pair.a], home[pair.b]))
         found.setdefault((first, second), []).append(pair)
     return found
+
+
+def _counted(pairs: Sequence[Pair], worst: str) -> str:
+    if worst == DIRECT:
+        return ""
+    number = sum(pair.kind == worst for pair in pairs)
+    return f"{number} of {len(pairs)} {'relayed' if worst == RELAYED else 'without an answer'}"
 
 
 def _summed(pairs: Sequence[Pair]) -> str:

@@ -141,8 +141,8 @@ def _of_status(status: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def _warnings(status: Mapping[str, Any], now: float) -> Iterator[str]:
-    """As headcnictl prints them, without the peers: their paths have been measured."""
-    wanted: Mapping[str, Any] = {**status, "troubled_peers": ()}
+    """As headcnictl prints them, without what the report itself knows of paths and pools."""
+    wanted: Mapping[str, Any] = {**status, "troubled_peers": (), "pools": ()}
     try:
         said = node_status.warnings(wanted, now)
     except (KeyError, TypeError, ValueError, AttributeError):

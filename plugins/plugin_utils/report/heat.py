@@ -20,7 +20,7 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.report.pairs import (
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report.record import Node, Path
 
 EACH_UP_TO = 50  # nodes; more are grouped
-MOST_GROUPS = 40
+MOST_GROUPS = 20
 STEPS_MS = (2, 10, 30, 80, 200)  # the upper ends of the colours; slower is the last colour
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ansible_collections.headcni.mesh.plugins.module_utils.shared import modes
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.node_status import FULL_PERCENT
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report import pairs as measured
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report.pairs import Pair
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report.record import Node, Report
@@ -118,9 +119,17 @@ def _of_node(node: Node, report: Report) -> Iterator[Problem]:
             yield Problem(
                 DOUBTFUL,
                 here,
-                f"{pool.leaked} addresses of {pool.subnet} are leaked",
+                "addresses are leaked; the table of pools says how many",
                 "their pods are gone, and nobody has released the addresses yet",
                 "systemctl restart headcni-daemon",
+            )
+        if pool.percent >= FULL_PERCENT and "no free address" not in told:
+            yield Problem(
+                DOUBTFUL,
+                here,
+                f"at least {FULL_PERCENT}% of a pool are in use; the table of pools says how much",
+                "when no address is free, no new pod can start; the command shows who has them",
+                "headcnictl ipam --list",
             )
     for warning in node.warnings:
         # diagnose has the same about a key that expires, with the command.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from ansible_collections.headcni.mesh.plugins.module_utils.shared.node_status import span
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.node_status import FULL_PERCENT, span
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report import (
     changes,
     drawing,
@@ -191,7 +191,7 @@ def _tiles(
         Tile(
             drawing.BAD if kinds[NONE] else drawing.GOOD, str(kinds[NONE]), "paths without an answer"
         ),
-        Tile(drawing.DOUBTFUL if fullest >= 90 else drawing.GOOD, f"{fullest}%", "in the fullest pool"),
+        Tile(drawing.DOUBTFUL if fullest >= FULL_PERCENT else drawing.GOOD, f"{fullest}%", "in the fullest pool"),
     ]
 
 
