@@ -37,7 +37,9 @@ class ActionModule(ActionBase):
             }
         )
         if given["keep"] < 1:
-            raise AnsibleActionFail(f"keep (headcni_report_keep): {given['keep']}, expected 1 or more")
+            raise AnsibleActionFail(
+                f"keep (headcni_report_keep): {given['keep']}, expected 1 or more"
+            )
         hostvars: Mapping[str, Any] = (task_vars or {})["hostvars"]
         target = Path(given["dir"]).expanduser()
         try:

@@ -55,7 +55,9 @@ def choice(me: Peer, peers: Sequence[Peer]) -> list[Peer]:
     return [by_address[address] for address in others]
 
 
-def measured(ping: Ping, peers: Sequence[Peer], pause: float = PAUSE_SECONDS) -> list[dict]:
+def measured(
+    ping: Ping, peers: Sequence[Peer], pause: float = PAUSE_SECONDS
+) -> list[dict[str, Any]]:
     """A peer for which no time was left has `sent` 0."""
     until = time.monotonic() + SECONDS
     with ThreadPoolExecutor(AT_ONCE) as pool:

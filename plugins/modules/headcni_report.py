@@ -13,8 +13,8 @@ description:
     M(headcni.mesh.headcni_survey) has registered as C(headcni_survey) on each of them.
   - The page needs no other file and no network. The data is written beside it, as JSON; the next
     report shows what has changed since then.
-  - The variable C(headcni_site) of a host names its site. Without it, the DERP region nearest to the
-    node counts as its site.
+  - The variable C(headcni_site) of a host names its site. Without it, the DERP region nearest to
+    the node counts as its site.
 author:
   - The HeadCNI authors (@headcni)
 options:

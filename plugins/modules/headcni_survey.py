@@ -9,8 +9,8 @@ module: headcni_survey
 short_description: Collect what the mesh report shows of a node
 version_added: 0.4.0
 description:
-  - Runs C(headcnictl status), C(routes), C(ipam) and C(diagnose) on the node, and has tailscaled ping
-    other nodes to measure path, latency and loss. Changes nothing.
+  - Runs C(headcnictl status), C(routes), C(ipam) and C(diagnose) on the node, and has tailscaled
+    ping other nodes to measure path, latency and loss. Changes nothing.
   - With up to 50 nodes it measures all others, with more a sample of twelve.
   - A part that does not answer is not a failure; RV(problems) says why.
 author:
@@ -51,8 +51,9 @@ status:
   returned: success
 routes:
   description:
-    - C(counts), the number of routes in each state; C(wrong), those that differ from what they should
-      be; C(own), C(rules), C(alarms) and C(refused) as C(headcnictl routes --json) has them.
+    - C(counts), the number of routes in each state; C(wrong), those that differ from what they
+      should be; C(own), C(alarms) and C(refused) as C(headcnictl routes --json) has them; C(rules),
+      the number of rules.
   type: dict
   returned: success
 pools:
@@ -74,7 +75,9 @@ system:
   type: dict
   returned: success
 paths:
-  description: For each measured node C(name), C(address), C(path), C(through), C(sent), C(lost) and C(latency_ms).
+  description:
+    - For each measured node C(name), C(address), C(path), C(through), C(sent), C(lost) and
+      C(latency_ms).
   type: list
   elements: dict
   returned: success

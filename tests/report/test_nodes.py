@@ -107,7 +107,9 @@ def test_the_files_are_for_their_owner_only(mesh):
 
 def test_check_mode_writes_nothing(mesh):
     before = sorted(os.listdir(mesh.folder))
-    assert mesh.site("--check", playbook="playbooks/report.yml", headcni_report_dir=str(mesh.folder))
+    assert mesh.site(
+        "--check", playbook="playbooks/report.yml", headcni_report_dir=str(mesh.folder)
+    )
     assert sorted(os.listdir(mesh.folder)) == before
 
 

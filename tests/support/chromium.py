@@ -39,7 +39,9 @@ class Chromium:
     def open(self, page: Path, width: int = 1280, height: int = 900, theme: str = "light") -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = ""
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network", "DOM", "Accessibility"):
             self.ask(f"{domain}.enable")
         self.size(width, height)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from ansible_collections.headcni.mesh.plugins.module_utils import path_survey
-from ansible_collections.headcni.mesh.plugins.module_utils.path_survey import Peer
+from ansible_collections.headcni.mesh.plugins.module_utils import pair_choice, path_survey
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report import gathered
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report.record import Report
 
 NOW = 1_790_000_000.0
 SITES = ("amsterdam", "frankfurt", "home office", "paris", "zürich")
-HOSTILE = '<img src=x onerror="document.title=1">\'"&</title></script><script>alert(1)</script>{{ 7*7 }}'
+HOSTILE = (
+    '<img src=x onerror="document.title=1">\'"&</title></script><script>alert(1)</script>{{ 7*7 }}'
+)
 
 
 def name_of(number: int) -> str:
@@ -94,19 +96,25 @@ def survey(number: int, size: int) -> dict[str, Any]:
     }
 
 
+@cache
+def measured_by(size: int) -> dict[str, list[str]]:
+    every = size <= path_survey.ALL_UP_TO
+    return pair_choice.chosen([name_of(at) for at in range(size)], every)
+
+
 def paths(number: int, size: int) -> list[dict[str, Any]]:
-    peers = [Peer(name_of(at), address_of(at)) for at in range(size)]
-    place = {peer.address: at for at, peer in enumerate(peers)}
     found = []
-    for peer in path_survey.choice(peers[number], [p for p in peers if p != peers[number]]):
-        other = place[peer.address]
+    for name in measured_by(size)[name_of(number)]:
+        other = int(name.removeprefix("node")) - 1
         relayed = size - 1 in (number, other)
         away = site_of(number, size) != site_of(other, size)
-        latency = (0.6 if not away else 9.0 + 7 * (abs(number - other) % 9)) + (40 if relayed else 0)
+        latency = (0.6 if not away else 9.0 + 7 * (abs(number - other) % 9)) + (
+            40 if relayed else 0
+        )
         found.append(
             {
-                "name": peer.name,
-                "address": peer.address,
+                "name": name,
+                "address": address_of(other),
                 "path": "derp" if relayed else "direct",
                 "through": "DERP region lab (999)" if relayed else f"192.0.2.{other % 250}:41641",
                 "sent": 5,

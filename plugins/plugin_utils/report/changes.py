@@ -44,11 +44,23 @@ def _of_nodes(old: Report, new: Report) -> Iterator[Change]:
 def _of_node(old: Node, new: Node) -> Iterator[Change]:
     name = new.name
     if bool(old.problem) != bool(new.problem):
-        yield Change(*((WORSE, name, "no longer answers") if new.problem else (BETTER, name, "answers again")))
+        yield Change(
+            *(
+                (WORSE, name, "no longer answers")
+                if new.problem
+                else (BETTER, name, "answers again")
+            )
+        )
     if old.problem or new.problem:
         return
     if old.ready != new.ready:
-        yield Change(*((BETTER, name, "is ready again") if new.ready else (WORSE, name, "is no longer ready")))
+        yield Change(
+            *(
+                (BETTER, name, "is ready again")
+                if new.ready
+                else (WORSE, name, "is no longer ready")
+            )
+        )
     facts: tuple[tuple[str, Callable[[Node], str]], ...] = (
         ("mode", lambda node: node.mode),
         ("version of HeadCNI", lambda node: node.version),
@@ -71,7 +83,9 @@ def _of_node(old: Node, new: Node) -> Iterator[Change]:
     for pool in new.pools:
         was_filled = filled.get((pool.network, pool.subnet), pool.percent)
         if abs(pool.percent - was_filled) >= POOL_POINTS:
-            yield Change(NEUTRAL, name, f"pool {pool.subnet}: {was_filled}% → {pool.percent}% in use")
+            yield Change(
+                NEUTRAL, name, f"pool {pool.subnet}: {was_filled}% → {pool.percent}% in use"
+            )
 
 
 def _of_findings(old: Node, new: Node) -> Iterator[Change]:

@@ -20,6 +20,7 @@ from ansible_collections.headcni.mesh.plugins.plugin_utils.report.pairs import (
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report.record import Node
 
 EACH_UP_TO = 30  # nodes; more are drawn by site
+DETAILS_UP_TO = 20  # nodes; with more, mode and pod CIDR are only in the title
 MOST_SITES = 12  # drawn; the nodes of the others share a box
 OTHER_SITES = "other sites"
 MOST_LABELS = 8  # on lines; more would hide each other
@@ -114,10 +115,12 @@ def _circle(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, s
     sites = by_site(nodes)
     ordered = [node for those in sites.values() for node in those]
     count = max(len(ordered), 1)
-    circle = 150 + 4.5 * count
+    circle = 150 + 5 * count
     radius = 16.0 if count <= 16 else 11.0
     angle = {node.name: math.tau * at / count - math.pi / 2 for at, node in enumerate(ordered)}
     where = {name: (circle * math.cos(a), circle * math.sin(a)) for name, a in angle.items()}
+    # With many nodes, only the labels at the very top and bottom have room on both sides.
+    upright = 0.3 if count <= 12 else 0.05
     spots = []
     for node in ordered:
         x, y = where[node.name]
@@ -126,20 +129,23 @@ def _circle(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, s
             Spot(
                 node.name,
                 states[node.name],
-                *map(_rounded, (x, y)),
+                _rounded(x),
+                _rounded(y),
                 titled(node, states[node.name]),
                 shortened(node.name),
-                shortened(" · ".join(filter(None, (node.mode, *node.pod_cidrs[:1]))), 28),
+                _detail(node) if count <= DETAILS_UP_TO else "",
                 _rounded(x + across * (radius + 12)),
                 _rounded(y + down * (radius + 16) + (0 if abs(across) > 0.3 else 6 * down) - 3),
-                "middle" if abs(across) < 0.3 else ("start" if across > 0 else "end"),
+                "middle" if abs(across) < upright else ("start" if across > 0 else "end"),
             )
         )
     # Not in the middle, where many lines cross.
     part = 0.5 if count <= 4 else 0.36
     shown = _labelled(pairs, all_of_them=count <= 4)
     lines = [
-        _line(pair.a, pair.b, pair.kind, where, f"{pair.a} ↔ {pair.b}: {pair.in_words}", label, part)
+        _line(
+            pair.a, pair.b, pair.kind, where, f"{pair.a} ↔ {pair.b}: {pair.in_words}", label, part
+        )
         for pair, label in zip(pairs, shown)
     ]
     beyond = min(math.pi / count * 0.7, (radius + 2) / circle)
@@ -167,6 +173,10 @@ def _circle(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, s
         *(False, -width / 2, _rounded(top), width, _rounded(height)),
         *(tuple(arcs), tuple(sorted(lines, key=_rank)), tuple(spots), radius),
     )
+
+
+def _detail(node: Node) -> str:
+    return shortened(" · ".join(filter(None, (node.mode, *node.pod_cidrs[:1]))), 28)
 
 
 def _rank(line: Line) -> int:
@@ -203,8 +213,19 @@ def _line(
 ) -> Line:
     """`part` says where on the line the label is."""
     (x1, y1), (x2, y2) = where[a], where[b]
-    middle = x1 + (x2 - x1) * part, y1 + (y2 - y1) * part
-    return Line(a, b, kind, *map(_rounded, (x1, y1, x2, y2)), title, label, *map(_rounded, middle))
+    return Line(
+        a,
+        b,
+        kind,
+        _rounded(x1),
+        _rounded(y1),
+        _rounded(x2),
+        _rounded(y2),
+        title,
+        label,
+        _rounded(x1 + (x2 - x1) * part),
+        _rounded(y1 + (y2 - y1) * part),
+    )
 
 
 def _rounded(number: float) -> float:
@@ -213,7 +234,9 @@ def _rounded(number: float) -> float:
 
 def _boxes(nodes: Sequence[Node], pairs: Sequence[Pair], states: Mapping[str, str]) -> Drawing:
     sites = _few(by_site(nodes))
-    columns = {name: max(6, math.ceil(math.sqrt(1.8 * len(those)))) for name, those in sites.items()}
+    columns = {
+        name: max(6, math.ceil(math.sqrt(1.8 * len(those)))) for name, those in sites.items()
+    }
     sizes = {
         name: (
             max(170.0, columns[name] * STEP + 20),
@@ -294,7 +317,10 @@ def _around(sizes: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, 
 
 
 def _touch(
-    where: Mapping[str, tuple[float, float]], sizes: Mapping[str, tuple[float, float]], a: str, b: str
+    where: Mapping[str, tuple[float, float]],
+    sizes: Mapping[str, tuple[float, float]],
+    a: str,
+    b: str,
 ) -> bool:
     return all(
         abs(where[a][axis] - where[b][axis]) < (sizes[a][axis] + sizes[b][axis]) / 2 + 70
@@ -302,9 +328,7 @@ def _touch(
     )
 
 
-def _between(
-    pairs: Iterable[Pair], home: Mapping[str, str]
-) -> dict[tuple[str, str], list[Pair]]:
+def _between(pairs: Iterable[Pair], home: Mapping[str, str]) -> dict[tuple[str, str], list[Pair]]:
     found: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         first, second = sorted((home[pair.a], home[pair.b]))

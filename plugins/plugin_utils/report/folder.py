@@ -50,7 +50,7 @@ def save(folder: Path, report: Report, page: str, keep: int) -> None:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if _DATA.match(name))
+        return sorted(path.name for path in folder.iterdir() if _DATA.match(path.name))
     except FileNotFoundError:
         return []
 

@@ -44,7 +44,9 @@ def report(
     if len(hosts) > MOST_NODES:
         raise ReportError(f"{len(hosts)} nodes, expected at most {MOST_NODES}")
     servers = list(_mappings(headscale.get("nodes"), 5 * MOST_NODES))
-    nodes = [_node(host, _mapping(surveys.get(host)), sites.get(host), servers, now) for host in hosts]
+    nodes = [
+        _node(host, _mapping(surveys.get(host)), sites.get(host), servers, now) for host in hosts
+    ]
     owners = {address: node.name for node in nodes for address in node.addresses}
     measured, strangers = [], set()
     for node in nodes:
@@ -220,7 +222,11 @@ def _mappings(raw: Any, most: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(raw: Any) -> tuple[str, ...]:
-    return tuple(text(item, 80) for item in raw[:MOST_OF_NODE]) if isinstance(raw, (list, tuple)) else ()
+    return (
+        tuple(text(item, 80) for item in raw[:MOST_OF_NODE])
+        if isinstance(raw, (list, tuple))
+        else ()
+    )
 
 
 def _number(raw: Any) -> float | None:

@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The heat map of latency and loss: a cell for each direction of each pair of nodes, or of groups of
-nodes if there are many."""
+"""The heat map of latency and loss: a cell for each direction of each pair of nodes, or of groups
+of nodes if there are many."""
 
 from __future__ import annotations
 
@@ -112,9 +112,15 @@ def _cell(name: str, other: str, those: Sequence[Path], itself: bool, grouped: b
     known = [path.latency_ms for path in those if path.latency_ms is not None]
     middle = median(known) if known else None
     lost = loss(those)
-    text = f"{middle:.1f}" if middle is not None and middle < 10 else f"{middle:.0f}" if known else "✕"
+    text = (
+        f"{middle:.1f}" if middle is not None and middle < 10 else f"{middle:.0f}" if known else "✕"
+    )
     said = [milliseconds(middle) if known else "no answer"]
-    said += [f"{kind} by {worst.through}" if worst.through and not grouped else kind] if kind != NONE else []
+    said += (
+        [f"{kind} by {worst.through}" if worst.through and not grouped else kind]
+        if kind != NONE
+        else []
+    )
     said += [f"{lost}% lost"] if lost else []
     said += [f"{len(those)} paths, the worst is {kind}"] if grouped else []
     step = sum(middle > end for end in STEPS_MS) if middle is not None else -1

@@ -165,7 +165,9 @@ def _of_paths(report: Report, pairs: Sequence[Pair]) -> Iterator[Problem]:
         for node in report.nodes
     }
     total = Counter(name for pair in pairs for name in (pair.a, pair.b))
-    broken = [pair for pair in pairs if pair.kind == measured.NONE and not {pair.a, pair.b} & silent]
+    broken = [
+        pair for pair in pairs if pair.kind == measured.NONE and not {pair.a, pair.b} & silent
+    ]
     for node, those in _by_node(broken):
         yield Problem(
             BAD,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 FORMAT = 1  # of the JSON; a report of another format is not compared
 MOST_NODES = 2000
@@ -96,7 +96,7 @@ class Approval:
 
 @dataclass(frozen=True)
 class Node:
-    """`problem` says why the node did not answer; the fields that it would have filled are empty."""
+    """`problem` says why the node did not answer; all that it would have told is empty."""
 
     name: str
     site: str
@@ -176,19 +176,23 @@ def read(content: bytes) -> Report:
     return _of(Report, raw, "report")
 
 
-def _of(kind: type[Kind], raw: object, where: str) -> Kind:
+def _of(kind: Callable[..., Kind], raw: object, where: str) -> Kind:
     if not isinstance(raw, Mapping):
         raise ReportError(f"{where}: expected an object")
     known = _hints(kind)
-    given = {name: _value(known[name], raw[name], f"{where}.{name}") for name in known if name in raw}
+    given = {
+        name: _value(known[name], raw[name], f"{where}.{name}") for name in known if name in raw
+    }
     try:
         return kind(**given)
     except TypeError:
-        raise ReportError(f"{where}: {', '.join(sorted(set(known) - set(given)))} missing") from None
+        raise ReportError(
+            f"{where}: {', '.join(sorted(set(known) - set(given)))} missing"
+        ) from None
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -201,7 +205,7 @@ def _value(kind: Any, raw: object, where: str) -> Any:
             raise ReportError(f"{where}: expected a list of at most {MOST_ITEMS} items")
         return tuple(_value(get_args(kind)[0], item, where) for item in raw)
     if is_dataclass(kind):
-        return _of(kind, raw, where)  # type: ignore[arg-type]
+        return _of(cast(Callable[..., Any], kind), raw, where)
     if kind is float and isinstance(raw, (int, float)) and not isinstance(raw, bool):
         if math.isfinite(raw):
             return float(raw)

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from ansible_collections.headcni.mesh.plugins.module_utils.shared.node_status import FULL_PERCENT, span
+from ansible_collections.headcni.mesh.plugins.module_utils.shared.node_status import (
+    FULL_PERCENT,
+    span,
+)
 from ansible_collections.headcni.mesh.plugins.plugin_utils.report import (
     changes,
     drawing,
@@ -110,8 +113,8 @@ def view(report: Report, title: str, earlier: Optional[Report], not_compared: st
     return View(
         title=title,
         made_at=_written(report.made_at),
-        summary=_summary(report, states, joined),
-        tiles=tuple(_tiles(report, states, joined, found)),
+        summary=_summary(report, joined),
+        tiles=tuple(_tiles(report, joined, found)),
         problems=tuple(found[:MOST_PROBLEMS]),
         more_problems=max(0, len(found) - MOST_PROBLEMS),
         drawing=drawing.drawing(report.nodes, joined, states),
@@ -152,7 +155,7 @@ def _pair_rank(pair: Pair) -> tuple[int, int, float]:
     return (-KINDS.index(pair.kind), -pair.loss, -(pair.latency_ms or 0.0))
 
 
-def _summary(report: Report, states: Mapping[str, str], joined: Sequence[Pair]) -> str:
+def _summary(report: Report, joined: Sequence[Pair]) -> str:
     sites = len(drawing.by_site(report.nodes))
     return (
         f"{_count(len(report.nodes), 'node')} at {_count(sites, 'site')}, "
@@ -167,7 +170,6 @@ def _count(number: int, word: str) -> str:
 
 def _tiles(
     report: Report,
-    states: Mapping[str, str],
     joined: Sequence[Pair],
     found: Sequence[problems.Problem],
 ) -> list[Tile]:
@@ -181,7 +183,9 @@ def _tiles(
         Tile(level, f"{ready} of {len(report.nodes)}", "nodes are ready"),
         Tile(drawing.BAD if bad else drawing.GOOD, str(bad), "problems"),
         Tile(
-            drawing.DOUBTFUL if len(found) > bad else drawing.GOOD, str(len(found) - bad), "warnings"
+            drawing.DOUBTFUL if len(found) > bad else drawing.GOOD,
+            str(len(found) - bad),
+            "warnings",
         ),
         Tile(
             drawing.DOUBTFUL if kinds[RELAYED] else drawing.GOOD,
@@ -189,9 +193,15 @@ def _tiles(
             "measured paths are relayed",
         ),
         Tile(
-            drawing.BAD if kinds[NONE] else drawing.GOOD, str(kinds[NONE]), "paths without an answer"
+            drawing.BAD if kinds[NONE] else drawing.GOOD,
+            str(kinds[NONE]),
+            "paths without an answer",
         ),
-        Tile(drawing.DOUBTFUL if fullest >= FULL_PERCENT else drawing.GOOD, f"{fullest}%", "in the fullest pool"),
+        Tile(
+            drawing.DOUBTFUL if fullest >= FULL_PERCENT else drawing.GOOD,
+            f"{fullest}%",
+            "in the fullest pool",
+        ),
     ]
 
 
