@@ -135,7 +135,7 @@ def _of_node(node: Node, report: Report) -> Iterator[Problem]:
         # diagnose has the same about a key that expires, with the command.
         if not ("key for the tailnet" in warning and "key of this node" in told):
             yield Problem(DOUBTFUL, here, warning)
-    for part in node.unanswered:
+    for part in () if node.problem else node.unanswered:  # that problem explains them all
         yield Problem(
             DOUBTFUL, here, f"not known: {part}", "the report lacks this part of the node"
         )
