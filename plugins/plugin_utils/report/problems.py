@@ -168,40 +168,49 @@ def _of_paths(report: Report, pairs: Sequence[Pair]) -> Iterator[Problem]:
     broken = [
         pair for pair in pairs if pair.kind == measured.NONE and not {pair.a, pair.b} & silent
     ]
-    for node, those in _by_node(broken):
+    for nodes, many, pair in _causes(broken, total):
         yield Problem(
             BAD,
-            (node,) if node else (those[0].a, those[0].b),
-            f"{_how_many(node, those, total)} not answered"
-            if node
-            else f"no path between {those[0].a} and {those[0].b}",
+            nodes,
+            f"{many} not answered" if many else f"no path between {pair.a} and {pair.b}",
             "their pods do not reach each other",
-            f"tailscale{socket[node or those[0].a]} status",
+            f"tailscale{socket[nodes[0]]} status",
         )
-    for node, those in _by_node([pair for pair in pairs if pair.kind == measured.RELAYED]):
+    relayed = [pair for pair in pairs if pair.kind == measured.RELAYED]
+    for nodes, many, pair in _causes(relayed, total):
+        single = f"the path between {pair.a} and {pair.b} is {pair.in_words}"
         yield Problem(
             DOUBTFUL,
-            (node,) if node else (those[0].a, those[0].b),
-            f"{_how_many(node, those, total)} relayed"
-            if node
-            else f"the path between {those[0].a} and {those[0].b} is {those[0].in_words}",
+            nodes,
+            f"{many} relayed" if many else single,
             "a relayed path is slower than a direct one: let UDP through between the nodes, at "
             "tailscaled's port (41641, in daemon mode 41642); docs/verify.md#paths",
-            f"tailscale{socket[node or those[0].a]} netcheck",
+            f"tailscale{socket[nodes[0]]} netcheck",
         )
     lossy = [pair for pair in pairs if pair.loss and pair.kind != measured.NONE]
-    for node, those in _by_node(lossy):
+    for nodes, many, pair in _causes(lossy, total):
+        single = f"{pair.loss}% of the pings between {pair.a} and {pair.b} were lost"
         yield Problem(
             DOUBTFUL,
-            (node,) if node else (those[0].a, those[0].b),
-            f"{_how_many(node, those, total)} lossy"
-            if node
-            else f"{those[0].loss}% of the pings between {those[0].a} and {those[0].b} were lost",
+            nodes,
+            f"{many} lossy" if many else single,
             "connections of pods are slow or break; run the report again to see if it lasts",
         )
 
 
+def _causes(
+    pairs: Sequence[Pair], total: Counter[str]
+) -> Iterator[tuple[tuple[str, ...], str, Pair]]:
+    """The nodes that a problem of paths is about, the beginning of a sentence if it is about many
+    paths of a single node, and the first of the pairs."""
+    for node, those in _by_node(pairs):
+        first = those[0]
+        yield (node,) if node else (first.a, first.b), _how_many(node, those, total), first
+
+
 def _how_many(node: str, those: Sequence[Pair], total: Counter[str]) -> str:
+    if not node:
+        return ""
     others = [pair.b if pair.a == node else pair.a for pair in those]
     return f"{len(those)} of the {total[node]} measured paths of {node} ({names(others)}) are"
 
