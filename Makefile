@@ -116,6 +116,11 @@ test-native-shim: cache .venv/ready ## build the native shim for every architect
 	HEADCNI_SHIM_ARCHITECTURES=all HEADCNI_SHIM_EXAMPLES=2000 $(PYTEST) tests/unit/cni/test_shims.py \
 		tests/unit/cni/test_native_build.py
 
+.PHONY: test-report
+test-report: cache .venv/ready ## the mesh report in headless Chromium, and on nodes with a relayed path (about 10 minutes)
+	@lab/packages.sh chromium
+	$(PYTEST) tests/report
+
 .PHONY: test-quick-start
 test-quick-start: cache .venv/ready ## the commands of README.md and docs/quick-start.md, as printed
 	$(PYTEST) -rP tests/quick_start

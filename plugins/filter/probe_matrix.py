@@ -47,7 +47,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.headcni.mesh.plugins.filter.probe_pairs import ALL_UP_TO
+from ansible_collections.headcni.mesh.plugins.module_utils.pair_choice import ALL_UP_TO
 from ansible_collections.headcni.mesh.plugins.plugin_utils.table import table
 
 PAIR_CHECKS = ("v4", "v6", "mtu4", "mtu6", "port", "route", "dns")

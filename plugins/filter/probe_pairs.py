@@ -41,27 +41,13 @@ _value:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ALL_UP_TO = 20  # nodes; with more, only a sample of the pairs is tested
-DISTANCES = 6
+from ansible_collections.headcni.mesh.plugins.module_utils.pair_choice import chosen
 
 
 def pairs(hosts: Sequence[str], hostvars: Mapping[str, Any], every: bool = False) -> dict[str, Any]:
     made = {host: (hostvars[host].get("headcni_probe") or {}).get("probe") for host in hosts}
     probes = {host: probe for host, probe in made.items() if probe}
     return {"probes": probes, "targets": chosen(list(probes), every)}
-
-
-def chosen(names: Sequence[str], every: bool = False) -> dict[str, list[str]]:
-    total = len(names)
-    steps = range(1, total) if every or total <= ALL_UP_TO else _steps(total)
-    return {name: [names[(at + step) % total] for step in steps] for at, name in enumerate(names)}
-
-
-def _steps(total: int) -> list[int]:
-    """A few near distances and a few far ones, in both directions."""
-    farthest = (total - 1) // 2
-    ahead = {round(farthest ** (number / (DISTANCES - 1))) for number in range(DISTANCES)}
-    return sorted({*ahead, *(total - step for step in ahead)})
 
 
 class FilterModule:

@@ -43,39 +43,17 @@ problem:
   returned: success
 """
 
-import json
-import os
-import subprocess
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import node, node_config
+from ansible_collections.headcni.mesh.plugins.module_utils import headcnictl, node
 
-COMMAND = os.path.join(node_config.RELEASE, "bin", "headcnictl")
 SECONDS = 30
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
     node.refuse_other_platforms(module)
-    status, problem = ask([COMMAND, "status", "--json"])
+    status, problem = headcnictl.ask("status", seconds=SECONDS)
     module.exit_json(changed=False, status=status, problem=problem)
-
-
-def ask(command: list[str]) -> tuple[dict, str]:
-    """The status, or the reason why there is none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except FileNotFoundError:
-        return {}, "HeadCNI is not installed on this node: run site.yml"
-    except subprocess.TimeoutExpired:
-        return {}, f"headcnictl status did not end in {SECONDS} s"
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        return {}, (done.stderr.strip() or "headcnictl status printed nothing")[-600:]
-    if "error" in answer:
-        return {}, str(answer["error"])
-    return answer, ""
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ansible_collections.headcni.mesh.plugins.filter.probe_matrix import (
     matrix,
     of_hosts,
 )
-from ansible_collections.headcni.mesh.plugins.filter.probe_pairs import chosen
+from ansible_collections.headcni.mesh.plugins.module_utils.pair_choice import chosen
 
 GOOD = {"ok": True, "detail": "0.9 ms"}
 BAD = {"ok": False, "detail": "10.1.2.3: no answer in 15 s"}
