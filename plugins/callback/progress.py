@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 name: progress
 type: aggregate
 short_description: Show what a long run waits for, and how long each step took
-version_added: 0.1.0
+version_added: 0.2.0
 description:
   - While a task takes longer than O(interval), it says which nodes the run waits for, how many are
     done, and for how long.

@@ -6,7 +6,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: status_lines
 short_description: Make a table of the nodes' status, problems first
-version_added: 0.4.0
+version_added: 0.2.0
 description:
   - One line per node, from the result of M(headcni.mesh.headcni_status) that the playbook has
     registered as C(headcni_status).

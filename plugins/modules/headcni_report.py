@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: headcni_report
 short_description: Write a report of the mesh as one HTML page
-version_added: 0.4.0
+version_added: 0.2.0
 description:
   - Runs on the controller, once for all hosts, and makes a page from the results that
     M(headcni.mesh.headcni_survey) has registered as C(headcni_survey) on each of them.

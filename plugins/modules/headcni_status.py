@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: headcni_status
 short_description: Ask the daemon of a node for its status
-version_added: 0.4.0
+version_added: 0.2.0
 description:
   - Runs C(headcnictl status) on the node, and changes nothing.
   - A node whose daemon does not answer is not a failure; RV(problem) says why.

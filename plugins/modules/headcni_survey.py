@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: headcni_survey
 short_description: Collect what the mesh report shows of a node
-version_added: 0.4.0
+version_added: 0.2.0
 description:
   - Runs C(headcnictl status), C(routes), C(ipam) and C(diagnose) on the node, and has tailscaled
     ping other nodes to measure path, latency and loss. Changes nothing.
