@@ -11,8 +11,7 @@ import pytest
 from lab_command import CHECKOUT
 from ruamel.yaml import YAML
 
-from headcni import config as netconf
-from headcni import settings
+from headcni import settings, validation
 from headcni.ctl import convert, main
 
 NETCONF: dict[str, Any] = {
@@ -107,7 +106,7 @@ def test_the_netconf_of_the_go_original_has_an_equivalent_for_every_key(capsys, 
 def test_what_comes_out_is_valid(capsys, tmp_path, given):
     _code, answer = converted(capsys, tmp_path, *given)
     assert settings.parse(json.dumps(answer["config"]).encode())[1] == []
-    assert netconf.conflist_problems(json.dumps(answer["conflist"]).encode(), {}) == []
+    assert validation.conflist_problems(json.dumps(answer["conflist"]).encode(), {}) == []
 
 
 def test_the_file_of_the_go_daemon_is_read_and_what_has_no_equivalent_is_named(capsys, tmp_path):
