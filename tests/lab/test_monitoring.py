@@ -20,6 +20,12 @@ MONITORING = CHECKOUT / "monitoring"
 NODES = ("node1", "node2")
 HOME = "/root/monitoring"
 PROMETHEUS = "http://127.0.0.1:9090"
+POLICED = "node2"  # has no API server, and network policies from a file
+DENY = """apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: shop}
+spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
+"""
 API_PORT = 16443  # of the Kubernetes API, on node1
 PANELS = [
     (panel["title"], target["expr"])
@@ -92,7 +98,10 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             "headscale": {"url": known["lab_headscale_url"], "apiKeyFile": "/etc/headcni/api-key"},
             "monitoring": {"address": "0.0.0.0"},
         }
-        if node == "node1":
+        if node == POLICED:
+            config["network"]["enableNetworkPolicy"] = True
+            lab.write(node, "/etc/headcni/policies/deny.yaml", DENY.encode())
+        else:
             config["daemon"] |= {"kubeconfig": "/etc/headcni/kubeconfig", "nodeName": "node1"}
         lab.write(node, "/etc/headcni/config.yaml", yaml.safe_dump(config).encode())
         plugin = {
@@ -100,6 +109,7 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             "pod_cidr": f"10.55.{number}.0/24",
             "cluster_cidr": "10.55.0.0/16",
             "ipam": {"type": "headcni-ipam", "subnet": f"10.55.{number}.0/24"},
+            "enable_network_policy": node == POLICED,
         }
         conflist = {"cniVersion": "1.0.0", "name": "watched", "plugins": [plugin]}
         lab.write(node, "/etc/cni/net.d/10-watched.conflist", json.dumps(conflist).encode())
@@ -133,7 +143,8 @@ def scraped(approved, kubernetes) -> Iterator[LabCommand]:
             lab.on(
                 node,
                 "systemctl stop headcni-daemon; ip link del headcni0;"
-                f" rm -rf {HOME}; cd /etc/headcni && rm -f config.yaml api-key kubeconfig;"
+                f" rm -rf {HOME} /etc/headcni/policies;"
+                " cd /etc/headcni && rm -f config.yaml api-key kubeconfig;"
                 " rm -f /etc/cni/net.d/10-watched.conflist"
                 " /etc/systemd/system/headcni-*; systemctl daemon-reload",
                 check=False,
@@ -151,6 +162,19 @@ while sleep 0.5; do
   ip netns del watched
 done
 """
+# A pod that may send nothing and tries to, while a policy comes and goes.
+POLICED_POD = """#!/bin/sh
+export CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d
+export CNI_ARGS='IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web'
+cd /etc/headcni/policies
+ip netns add policed
+/opt/lab/cni/cnitool add watched /run/netns/policed
+while sleep 1; do
+  sed 's/name: deny/name: other/' deny.yaml >other.yaml
+  ip netns exec policed ping -c 3 -i 0.2 -W 1 10.55.1.2
+  rm other.yaml
+done
+"""
 CNITOOL = "CNI_PATH=/opt/cni/bin NETCONFPATH=/etc/cni/net.d /opt/lab/cni/cnitool"
 
 
@@ -163,6 +187,8 @@ def busy(scraped) -> Iterator[LabCommand]:
     )
     scraped.write("node1", f"{HOME}/pods", PODS.encode())
     scraped.on("node1", f"systemd-run --quiet --unit watched-pods sh {HOME}/pods")
+    scraped.write(POLICED, f"{HOME}/policed", POLICED_POD.encode())
+    scraped.on(POLICED, f"systemd-run --quiet --unit policed-pod sh {HOME}/policed")
     # Something for the daemon to repair, so that there are corrections.
     scraped.on("node1", "ip route flush table 5200", check=False)
     try:
@@ -172,6 +198,12 @@ def busy(scraped) -> Iterator[LabCommand]:
             "node1",
             "systemctl stop watched-pods; for pod in watched watched-stays; do"
             f" {CNITOOL} del watched /run/netns/$pod; ip netns del $pod; done",
+            check=False,
+        )
+        scraped.on(
+            POLICED,
+            f"systemctl stop policed-pod; {CNITOOL} del watched /run/netns/policed;"
+            " ip netns del policed",
             check=False,
         )
 
