@@ -441,4 +441,5 @@ def test_every_measure_moves(approving, pods):
         "headcni_links_to_delete",
         "headcni_refused_claims",  # tests/daemon/test_claims.py has some
         "headcni_kubernetes_request_duration_seconds",
+        "headcni_policy_apply_duration_seconds",  # tests/lab/test_monitoring.py has policies
     }
