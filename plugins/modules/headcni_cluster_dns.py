@@ -108,8 +108,10 @@ from typing import Any, NamedTuple, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.headcni.mesh.plugins.module_utils import corefile, kubernetes, node
 
-MAIN, MAIN_KEY = "coredns", "Corefile"
-CUSTOM, CUSTOM_KEY = "coredns-custom", "headcni.server"
+MAIN = "coredns"
+MAIN_KEY = "Corefile"
+CUSTOM = "coredns-custom"
+CUSTOM_KEY = "headcni.server"
 ANNOTATION = "headcni.dev/tailnet-access"
 LABEL = {"app.kubernetes.io/managed-by": "headcni"}
 TRIES = 3  # somebody else may write the same ConfigMap at the same moment

@@ -216,7 +216,8 @@ def test_a_route_for_another_table_is_there_and_not_in_the_main_one(node, datapa
     node.check(conf, pod, result).succeeds()
     pod.ip("route flush table 5300")
     said = node.check(conf, pod, result).error["details"]
-    assert said == "pod: no route 198.51.100.0/24 via 10.55.1.1 in table 5300"
+    missing = "pod: no route 198.51.100.0/24 via 10.55.1.1 in table 5300"
+    assert said == f"{missing} [headcnictl explain HC108]"
 
 
 def test_magic_dns_reaches_the_result_and_the_runtimes_own_wins(node):

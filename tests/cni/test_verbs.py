@@ -387,7 +387,8 @@ class TestCheck:
         pod, conf = node.pod(), node.conf()
         result = node.add(conf, pod).ok
         node.netns.run("nft", *command.split())
-        assert node.check(conf, pod, result).error["details"] == said
+        details = node.check(conf, pod, result).error["details"]
+        assert details == f"{said} [headcnictl explain HC108]"
 
     def test_a_pod_is_compared_with_the_configuration_that_it_was_added_with(self, node, datapath):
         pod, conf = node.pod(), node.conf(datapath=datapath, mtu=1280)
