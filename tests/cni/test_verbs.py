@@ -398,7 +398,7 @@ class TestCheck:
         node.check(changed, pod, result).succeeds()
         pod.ip("link set eth0 mtu 1400")
         said = node.check(changed, pod, result).error["details"]
-        assert said == "pod: eth0 has MTU 1400, expected 1280"
+        assert said == "pod: eth0 has MTU 1400, expected 1280 [headcnictl explain HC108]"
 
     def test_host_ports_are_found_where_nobody_knows_the_protocols_names(self, node, monkeypatch):
         hide = "[ ! -e /etc/protocols ] || mount --bind /dev/null /etc/protocols"

@@ -13,7 +13,8 @@ from headcni import log
 from headcni.daemon.kubernetes.access import Source
 from headcni.daemon.kubernetes.client import KubeClient
 from headcni.daemon.kubernetes.pods import PodWatcher
-from headcni.store import DATA_DIR, Store
+from headcni.database import DATA_DIR
+from headcni.store import Store
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from ipaddress import ip_address, ip_interface
 from typing import Any, Tuple
 
 from . import config, repair
-from .database import is_unverified
+from .database import DATA_DIR, is_unverified
 from .datapath import firewall, guard, host_ports, link, pod_ranges, ruleset, seen
 from .datapath.netlink import Netlink
 from .errors import CniError
@@ -37,7 +37,6 @@ from .model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
 from .record import dataclass, field, replace
 from .result import ips_of, read
 from .store import (
-    DATA_DIR,
     Attachment,
     Store,
     insert_allocations,

@@ -83,7 +83,7 @@ class Call:
         env: Mapping[str, str],
         netns_fd: Optional[int] = None,
         stdin: bytes = b"",
-        required: Mapping[str, Tuple[str, ...]] = REQUIRED,
+        required: Optional[Mapping[str, Tuple[str, ...]]] = None,
     ) -> Call:
         """The call. One CniError names every variable that is missing or wrong."""
         command = env.get("CNI_COMMAND", "")
@@ -91,7 +91,7 @@ class Call:
         if command not in REQUIRED:
             shown = "missing" if not command else repr(command)
             wrong.append(f"CNI_COMMAND is {shown}: expected one of {', '.join(REQUIRED)}")
-        needed = required.get(command, ())
+        needed = (required or REQUIRED).get(command, ())
         wrong += [f"{name} is missing: {command} needs it" for name in needed if not env.get(name)]
         container, ifname = env.get("CNI_CONTAINERID", ""), env.get("CNI_IFNAME", "")
         if "CNI_CONTAINERID" in needed and container and not NAME.match(container):
@@ -149,11 +149,11 @@ class Plugin:
         name: str,
         versions: Tuple[str, ...],
         serve: Callable[[Call, Outcome], Answer],
-        required: Mapping[str, Tuple[str, ...]] = REQUIRED,
+        required: Optional[Mapping[str, Tuple[str, ...]]] = None,
         assumed_version: str = "",
     ) -> None:
-        """`required` has the variables that each verb needs. `assumed_version` is for
-        configurations without a version; "" if they must have one."""
+        """`required` has the variables that each verb needs, if they differ from REQUIRED.
+        `assumed_version` is for configurations without a version; "" if they must have one."""
         self.name, self.versions, self.serve = name, versions, serve
         self.required, self.assumed_version = required, assumed_version
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Any, NamedTuple, final
 
-from .database import DATA_DIR as DATA_DIR
 from .database import FILE_NAME, Database
 from .model import Address, Lease, LeasedAddress, Owner, PodRef
 from .record import dataclass, field

@@ -6,12 +6,12 @@ import argparse
 from typing import Any, Dict, List
 
 from .. import settings as configuration
+from ..database import DATA_DIR
 from ..errors import CONFLIST, NO_POD_CIDR, CniError
 from ..mesh.settings import cluster_cidrs
 from ..settings import DaemonConfig
 from ..shared import conflist
 from ..shared.podcidr import PodCidrError
-from ..store import DATA_DIR
 from . import node
 from .main import NO, OK, CannotTell, show
 

@@ -262,7 +262,7 @@ def _conflist(found: Conversion, made: DaemonConfig) -> Optional[Dict[str, Any]]
         wrong = validation.conflist_problems(json.dumps(conf).encode(), {})
         again = False
         for problem in wrong:
-            first, _, path = problem.path.partition(".")
+            first, _dot, path = problem.path.partition(".")
             key = path.partition(".")[0]
             if first == "plugins[0]" and key in found.extra:
                 expected = problem.expected.partition(": one of")[0]
@@ -277,7 +277,7 @@ def _conflist(found: Conversion, made: DaemonConfig) -> Optional[Dict[str, Any]]
 
 def _drop(extra: Dict[str, Any], path: str) -> bool:
     """Remove a key of the plugin, or of its ipam."""
-    outer, _, inner = path.partition(".")
+    outer, _dot, inner = path.partition(".")
     inside = extra.get(outer)
     if inner and isinstance(inside, dict) and inner in inside:
         del inside[inner]

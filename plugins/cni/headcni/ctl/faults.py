@@ -26,7 +26,7 @@ from ..settings import DaemonConfig
 from ..shared import conflist, container_runtimes
 from ..shared.node_status import span
 from ..shared.podcidr import PodCidrError
-from ..store import Store
+from ..store import Attachment, Store
 from . import node
 from .daemon_client import daemon_status
 from .finding import CONTROLLER, SITE, Finding
@@ -323,15 +323,14 @@ def firewalls(config: DaemonConfig) -> Tuple[host_firewall.Found, ...]:
 def dns(config: DaemonConfig) -> Iterator[Finding]:
     """Whether a pod's resolvers answer, asked from the pod's own network namespace."""
     pods = [one for one in node.attachments(config) if one.netns and os.path.exists(one.netns)]
-    asked: Dict[str, str] = {}
+    asked: Dict[str, Attachment] = {}
     for pod in pods:
         for server in (pod.result.get("dns") or {}).get("nameservers") or ():
-            asked.setdefault(str(server), pod.netns)
-    for server, path in list(asked.items())[:MOST_RESOLVERS]:
+            asked.setdefault(str(server), pod)
+    for server, source in list(asked.items())[:MOST_RESOLVERS]:
         name = _own_name(config) if server in TAILNET_RESOLVERS else "localhost"
-        problem = resolver_problem(server, path, name)
+        problem = resolver_problem(server, source.netns, name)
         if problem:
-            source = next(pod for pod in pods if pod.netns == path)
             yield Finding(
                 "resolver-silent",
                 f"the resolver {server} does not answer pods: {problem}",

@@ -348,9 +348,9 @@ def _firewalls(question: Question) -> Iterator[Hop]:
             return
     with Store.in_directory(config.daemon.data_dir) as store:
         if not firewall.is_whole(store):
-            found = next(faults.filters(config))
-            yield Hop("firewall", BROKEN, found.found, found)
-            return
+            for found in faults.filters(config):
+                yield Hop("firewall", BROKEN, found.found, found)
+                return
     doubtful = list(_conditional_drops())
     if doubtful:
         listed = ", ".join(doubtful[:MOST_DOUBTS])

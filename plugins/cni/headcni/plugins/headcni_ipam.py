@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Callable, NamedTuple
 
 from .. import skel, unrecorded
+from ..database import DATA_DIR
 from ..errors import CHECK_FAILED, INVALID_CONFIG, NOT_AVAILABLE, STORE, CniError
 from ..ipam.allocate import Ipam
 from ..ipam.config import ensure_may_ask, parse_ipam
@@ -22,7 +23,7 @@ from ..problems import Problem, error, tolerated
 from ..result import dns_of, ips_of, shape
 from ..runtime_config import as_specified
 from ..skel import Answer, Outcome
-from ..store import DATA_DIR, Store
+from ..store import Store
 
 # It starts no other plugins, so GC needs no CNI_PATH.
 REQUIRED = {**skel.REQUIRED, "GC": ()}

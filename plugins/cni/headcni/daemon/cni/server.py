@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
 from ... import __version__, config, skel
+from ...database import DATA_DIR
 from ...errors import CniError
 from ...exec import LeftToCaller, plugins_left_to_caller
 from ...plugins import headcni_ipam, loopback
@@ -31,7 +32,7 @@ from ...policy import admission
 from ...recover import recover
 from ...shim import NETNS, SOCKET
 from ...skel import Call, Outcome
-from ...store import DATA_DIR, Attachment
+from ...store import Attachment
 from . import protocol
 from .calls import Calls, PendingCall, Worker, close
 from .links import LinkRemover

@@ -159,7 +159,9 @@ class PolicyFiles:
         try:
             with open(self._kept, encoding="utf-8") as file:
                 kept = json.load(file)
-            return declared_by([(place, one) for place, one in kept["objects"]], kept["mapped"])
+            return declared_by(
+                [(str(place), one) for place, one in kept["objects"]], kept["mapped"]
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, _Wrong) as problem:
