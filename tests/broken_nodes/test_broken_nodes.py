@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from forced_relay import cut_off, only_relayed
 from lab_command import CHECKOUT, LabCommand
 from mesh_state import at_headscale, pod_ranges, server
 from patience import until
@@ -18,6 +19,10 @@ from traffic import Traffic
 NODES = ("node1", "node2")
 CONFLIST = "/etc/cni/net.d/10-headcni.conflist"
 INVENTORY = "inventories/lab"
+METRICS = (
+    'python3 -c "import urllib.request as u;'
+    " print(u.urlopen('http://127.0.0.1:9001/metrics').read().decode())\""
+)
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,35 @@ def test_a_silent_resolver_is_named(broken):
         assert "100.100.100.100" in found["found"]
     finally:
         broken.on("nft delete table inet dns")
+
+
+def test_a_relayed_path_and_a_missing_one_are_shown_and_so_is_their_end(broken):
+    """Each within thirty seconds."""
+    target = broken.traffic.addresses["node2"]
+    status = lambda: broken.on("headcnictl status", check=False)  # noqa: E731
+
+    def shown(path: str, seconds: float = 30) -> None:
+        until(lambda: f" 1 {path} " in status(), seconds, status, every=1)
+        assert f'headcni_peers{{path="{path}"}} 1.0' in broken.on(METRICS)
+
+    broken.traffic.reached()
+    broken.on(f"systemd-run --quiet --unit=talking ip netns exec pod ping -i 0.5 {target}")
+    try:
+        shown("direct")
+        with only_relayed(broken.lab, "node2"):
+            shown("derp")
+            broken.traffic.reached()
+            assert "relayed: node2 (DERP region" in status()
+            assert "DERP region" in broken.on("headcnictl routes", check=False)
+            assert "relayed" in [finding["id"] for finding in broken.findings()]
+        shown("direct")
+        assert "relayed" not in [finding["id"] for finding in broken.findings()]
+        with cut_off(broken.lab, "node2"):
+            shown("none")
+            assert "no-path" in [finding["id"] for finding in broken.findings()]
+        shown("direct", 90)
+    finally:
+        broken.on("systemctl stop talking", check=False)
 
 
 def test_all_nodes_have_a_line_and_problems_come_first(broken, tmp_path):

@@ -10,6 +10,7 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
+from forced_relay import only_relayed
 from headscale_proxy import headscale_proxy
 from lab_command import LabCommand
 from leftovers import assert_nothing_left
@@ -163,17 +164,8 @@ def test_a_pod_that_nobody_takes_away_ends_by_itself(site, first, tmp_path):
 
 
 def test_verification_shows_a_relayed_path_and_what_relays_it(site, first):
-    drop = '{}ifname "eth0" meta l4proto udp drop'
-    chains = "\n".join(
-        f"chain {name} {{\n type filter hook {name} priority 0;\n {drop.format(way)}\n}}"
-        for name, way in (("input", "i"), ("output", "o"))
-    )
-    site.lab.write("node2", "/run/relay.nft", f"table inet relay {{\n{chains}\n}}\n".encode())
-    site.lab.on("node2", "nft -f /run/relay.nft")
-    try:
+    with only_relayed(site.lab, "node2"):
         found = site.verify()
-    finally:
-        site.lab.on("node2", "nft delete table inet relay")
     for pair in ("node1 -> node2", "node2 -> node1"):
         assert re.search(rf"{pair} +relayed +[\d.]+ ms +DERP region \w+ \(999\)", found.output)
     assert "a relayed path is slower: let UDP through" in " ".join(found.output.split())

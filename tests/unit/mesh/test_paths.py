@@ -95,6 +95,48 @@ def test_many_questions_in_a_row_ask_tailscaled_once(tailscaled, api):
     assert tailscaled.asked == 1
 
 
+RELAYED = {"DERPRegionID": 999, "DERPRegionCode": "lab", "LatencySeconds": 0.02}
+
+
+def seen(watched, seconds=paths.KEPT_SECONDS):
+    """What is found when the last answer is some seconds old."""
+    watched._read_at -= seconds
+    return [one.path.kind for one in watched.now().peers]
+
+
+def relayed(number, sent):
+    return peer(number, Active=True, LastHandshake=go_time(20), TxBytes=sent)
+
+
+def test_a_peer_counts_as_relayed_only_if_it_answers_through_the_relay(tailscaled, api):
+    watched = paths.Watched(api, lambda: {"2", "3"})
+    tailscaled.peers = [relayed(2, sent=10), relayed(3, sent=10)]
+    tailscaled.pings = {"100.64.0.2": RELAYED}
+    assert seen(watched) == ["derp", "none"]
+    assert watched.now().peers[0].path == Path("derp", "lab (999)", 20.0)
+    tailscaled.peers = [relayed(2, sent=20), relayed(3, sent=20)]
+    tailscaled.pings = {"100.64.0.3": RELAYED}
+    assert seen(watched) == ["none", "derp"]
+
+
+def test_a_relayed_peer_is_not_kept_active_by_pings(tailscaled, api):
+    """A ping counts as activity: without packets of pods there must be none."""
+    watched = paths.Watched(api, lambda: {"2"})
+    tailscaled.peers = [relayed(2, sent=10)]
+    tailscaled.pings = {"100.64.0.2": RELAYED}
+    assert seen(watched) == ["derp"]
+    tailscaled.pings = {}
+    assert seen(watched) == ["derp"]
+    tailscaled.peers = [relayed(2, sent=11)]
+    assert seen(watched) == ["none"]
+
+
+def test_no_peer_but_a_relayed_one_is_pinged_for_the_counts(tailscaled, api):
+    tailscaled.peers = [peer(2), peer(3, Active=True, CurAddr="192.168.7.3:1")]
+    tailscaled.pings = {f"100.64.0.{number}": RELAYED for number in (2, 3)}
+    assert seen(paths.Watched(api, lambda: {"2", "3"})) == ["idle", "direct"]
+
+
 def test_without_tailscaled_there_is_no_count(tmp_path):
     watched = paths.Watched(LocalApi(str(tmp_path / "none")), frozenset)
     assert "is not there" in watched.now().problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -18,6 +18,8 @@ ANSWER_SECONDS = 2.0  # a scrape and `headcnictl status` wait for this
 PING_SECONDS = 2.0
 PINGS_AT_ONCE = 16
 MOST_PINGS = 128
+CONFIRMING_SECONDS = 1.5  # a scrape and `headcnictl status` wait for this too
+MOST_CONFIRMED = 64  # all of them at once
 KEPT_SECONDS = 10.0
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\Z")
@@ -66,14 +68,51 @@ def read(api: LocalApi, only: Optional[Collection[str]] = None) -> Paths:
 def pinged(api: LocalApi, peers: Iterable[PeerPath]) -> tuple[PeerPath, ...]:
     """The same peers with what tailscaled's ping found: the latency, and the path of those that had
     none. Asks at most MOST_PINGS of them."""
-    from concurrent.futures import ThreadPoolExecutor  # slow to import; `status` does not ping
-
     every = tuple(peers)
     asked = [peer for peer in every if peer.addresses][:MOST_PINGS]
-    client = LocalApi(api.socket_path, PING_SECONDS)
-    with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
-        answers = dict(zip((peer.id for peer in asked), pool.map(_pinger(client), asked)))
-    return tuple(answers.get(peer.id, peer) for peer in every)
+    return _with_answers(every, _ping(api, asked, PING_SECONDS, PINGS_AT_ONCE))
+
+
+def confirmed(
+    api: LocalApi, peers: Iterable[PeerPath], before: Iterable[PeerPath] = ()
+) -> tuple[PeerPath, ...]:
+    """The same peers; those whose path may be a DERP region with what tailscaled's ping found,
+    because its status names a region whether the peer answers there or not. A peer to which nothing
+    was sent since `before` keeps that path: a ping would keep it active. Asks at most
+    MOST_CONFIRMED of them."""
+    every = tuple(peers)
+    earlier = {
+        (peer.id, peer.sent): peer.path
+        for peer in before
+        if peer.path.kind in (paths.DERP, paths.NONE)
+    }
+    doubtful = [peer for peer in every if peer.path.kind == paths.DERP and peer.addresses]
+    known = {
+        peer.id: peer._replace(path=earlier[peer.id, peer.sent])
+        for peer in doubtful
+        if (peer.id, peer.sent) in earlier
+    }
+    asked = [peer for peer in doubtful if peer.id not in known][:MOST_CONFIRMED]
+    if asked:
+        known.update(_ping(api, asked, CONFIRMING_SECONDS, MOST_CONFIRMED))
+    return _with_answers(every, known)
+
+
+def _with_answers(
+    peers: Iterable[PeerPath], answers: Mapping[str, PeerPath]
+) -> tuple[PeerPath, ...]:
+    return tuple(answers.get(peer.id, peer) for peer in peers)
+
+
+def _ping(
+    api: LocalApi, peers: Collection[PeerPath], seconds: float, at_once: int
+) -> dict[str, PeerPath]:
+    """The peers by id, with the path of the ping's answer."""
+    from concurrent.futures import ThreadPoolExecutor  # slow to import; mostly nobody pings
+
+    client = LocalApi(api.socket_path, seconds)
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip((peer.id for peer in peers), pool.map(_pinger(client), peers)))
 
 
 def _pinger(api: LocalApi) -> Callable[[PeerPath], PeerPath]:
@@ -103,7 +142,9 @@ class Watched:
         with self._lock:
             if time.monotonic() - self._read_at >= KEPT_SECONDS:
                 try:
-                    self._found = read(self._api, self._serving())
+                    found = read(self._api, self._serving())
+                    peers = confirmed(self._api, found.peers, self._found.peers)
+                    self._found = found._replace(peers=peers)
                 except CniError as problem:
                     self._found = Paths((), 0.0, str(problem))
                 self._read_at = time.monotonic()
