@@ -455,6 +455,18 @@ class TestGc:
         assert node.call("GC", {**conf, "cni.dev/valid-attachments": []}).code == 0
         assert node.leftovers() == EMPTY
 
+    def test_a_link_that_a_killed_add_left_without_an_alias_goes_with_its_address(self, node):
+        pod, conf = node.pod(), node.conf()
+        node.add(conf, pod).succeeds()
+        import sqlite3
+
+        (made,) = node.leftovers()["links"]
+        node.netns.run("ip", "link", "set", made, "alias", "")
+        with sqlite3.connect(node.tmp / "data" / "headcni.db") as db:
+            db.execute("DELETE FROM attachment")
+        assert node.call("GC", {**conf, "cni.dev/valid-attachments": []}).code == 0
+        assert node.leftovers() == EMPTY
+
     def test_another_networks_pods_are_left_alone(self, node):
         mine = node.conf()
         other = node.conf(

@@ -35,6 +35,9 @@ def gc(node: Node, network: NetworkConfig, call: Call) -> None:
     known.update(node.store.owners_with_plugin_states(name))
     known.update(link.links_of(name).values())
     known.update(host_ports.owners(node.store, name))
+    # An ADD that was killed may have an address, and a link that has no alias yet.
+    awaited = {tombstone.owner for tombstone in node.store.tombstones()}
+    known.update({lease.owner for lease in node.ipam.leases(name)} - awaited)
     failures = []
     for owner in sorted(known):
         if (owner.container_id, owner.ifname) in valid:
