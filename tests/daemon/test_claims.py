@@ -148,8 +148,9 @@ def test_headcnictl_routes_shows_what_was_refused_and_why(tailnet):
     print(shown.stdout)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = [line.split() for line in shown.stdout.splitlines()]
-    assert ["10.244.2.0/24", "node2", "-", "tailscale0", "ok"] in lines
-    assert ["10.244.2.7/32", "-", "-", "-", "blocked"] in lines
+    assert ["10.244.2.0/24", "node2", "route", "tailscale0", "node2", "node2", "ok"] in lines
+    blocked = ["unreachable", "unreachable", "laptop", "laptop", "blocked"]
+    assert ["10.244.2.7/32", "-", *blocked] in lines
     assert ["10.244.128.0/17", "laptop", "untagged"] in lines
     (warning,) = [line for line in shown.stdout.splitlines() if line.startswith("WARNING")]
     assert "laptop serves" in warning
