@@ -7,6 +7,7 @@ tailscaleds and a real Headscale it is in test_namespace.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
@@ -26,6 +27,8 @@ LINK = {4: "192.168.255.253", 6: "fd68:6561:6463:6e69::1"}
 INSIDE = {4: "192.168.255.254", 6: "fd68:6561:6463:6e69::2"}
 GATEWAY = {4: "10.42.1.1", 6: "fd42:0:0:1::1"}  # of this node's pods
 POD = {4: "10.42.2.5", 6: "fd42:0:0:2::5"}  # of another node
+GONE = {4: "10.42.3.5", 6: "fd42:0:0:3::5"}  # of a node that the namespace has no route to
+SERVICE = {4: "10.96.0.80", 6: "fd96::80"}
 CLUSTER = ["10.42.0.0/16", "fd42::/32"]
 BEHIND = "203.0.113.9"  # behind a subnet router
 ANY = {4: "0.0.0.0", 6: "::"}
@@ -225,25 +228,90 @@ def test_a_neighbour_of_the_node_does_not_reach_it_by_the_links_address(tailnet,
         assert tailnet.node.netns.asks(LINK[version], 7000) == LINK[version]
 
 
-def test_a_node_port_may_lead_to_a_pod_of_another_node(tailnet):
-    """As kube-proxy does it: the answer comes by the mesh, and goes back there."""
-    host = tailnet.node.netns
-    host.ip(f"route add {POD[4]} via {INSIDE[4]} dev headcni01")
+@contextmanager
+def redirecting(tailnet: Tailnet, version: int) -> Iterator[None]:
+    """A node port and a service, as kube-proxy has them, that lead to a pod of another node. The
+    daemon's route to the pod is in a table of its own."""
+    host, family = tailnet.node.netns, {4: "ip", 6: "ip6"}[version]
+    cluster = CLUSTER[0] if version == 4 else CLUSTER[1]
+    for far in (POD, GONE):
+        way = f"via {INSIDE[version]} dev headcni01"
+        host.ip(f"-{version} route add {far[version]} {way} src {LINK[version]} table 5200")
+    host.ip(f"-{version} rule add priority 5200 to {cluster} lookup 5200")
+    tailnet.route(SERVICE, version, PEER)
+    to = f"{POD[4]}:7000" if version == 4 else f"[{POD[6]}]:7000"
     host.run(
         "nft",
-        "table ip proxy { chain in { type nat hook prerouting priority -100; "
-        f"ip daddr {LINK[4]} tcp dport 30080 dnat to {POD[4]}:7000; }}; "
+        f"table {family} proxy {{ chain in {{ type nat hook prerouting priority -100; "
+        f"{family} daddr {LINK[version]} tcp dport 30080 dnat to {to}; "
+        f"{family} daddr {SERVICE[version]} tcp dport 80 dnat to {to}; }}; "
         "chain out { type nat hook postrouting priority 100; ct status dnat masquerade; }; }",
     )
-    with tailnet.peer.serving(7000, address=POD[4]):
-        assert tailnet.asked(NODE[4], 30080) == NODE[4]
+    with tailnet.peer.serving(7000, address=POD[version]):
+        yield
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_node_port_may_lead_to_a_pod_of_another_node(tailnet, version):
+    """The packet goes back into the mesh, and so does the answer."""
+    with redirecting(tailnet, version):
+        for answered, seen in ((True, NODE[version]), (["30080"], NODE[version]), (["22"], "")):
+            tailnet.configure(answered)
+            assert tailnet.asked(NODE[version], 30080) == seen, answered
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("answered", [True, ["22"], False], ids=["true", "a list", "false"])
+def test_a_routed_service_may_lead_to_a_pod_of_another_node(tailnet, version, answered):
+    """The ports of the node are no ports of services."""
+    tailnet.configure(answered)
+    with redirecting(tailnet, version):
+        assert tailnet.asked(SERVICE[version], 80) == NODE[version]
+
+
+def test_so_it_may_while_the_clusters_range_is_unknown(tailnet):
+    tailnet.node.changes = {}
+    assert tailnet.node.check() == []
+    for version in (4, 6):
+        with redirecting(tailnet, version):
+            assert tailnet.asked(NODE[version], 30080) == NODE[version]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_comes_by_the_mesh_for_a_lost_node_stays_off_the_underlay_and_ends(tailnet, version):
+    """The namespace has no route to a node that it has lost. The host still has one."""
+    host, family = tailnet.node.netns, {4: "ip", 6: "ip6"}[version]
+    with redirecting(tailnet, version):
+        tailnet.route(GONE, version, PEER)
+        hook = "type filter hook forward priority 0"
+        to = f"{family} daddr {GONE[version]}"
+        rules = f'oifname "eth0" {to} counter; oifname "headcni01" {to} counter'
+        host.run("nft", f"table inet count {{ chain f {{ {hook}; {rules}; }}; }}")
+        assert tailnet.asked(GONE[version], 7000, "udp") == ""
+        listed = host.run("nft", "list table inet count").stdout
+        underlay, mesh = map(int, re.findall(r"packets (\d+)", listed))
+        assert underlay == 0 and 0 < mesh < 10
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("answered", [True, False])
+def test_tailscaleds_own_packets_never_go_back_into_the_mesh(tailnet, version, answered):
+    """The node's network may have such addresses, and a peer may call one of its pods' addresses
+    its own."""
+    tailnet.configure(answered)
+    outside, near = tailnet.node.outside, {4: "192.0.2.1", 6: "2001:db8::1"}[version]
+    with redirecting(tailnet, version):
+        flag = "nodad" if version == 6 else ""
+        outside.ip(f"addr add {GONE[version]}/{32 if version == 4 else 128} dev eth0 {flag}")
+        with outside.serving(41641, "udp", GONE[version]):
+            assert tailnet.node.inside.asks(GONE[version], 41641, "udp") == near
 
 
 def test_a_destination_that_nobody_has_does_not_go_round_in_circles(tailnet):
     host = tailnet.node.netns
     host.ip(f"route add 100.64.9.9 via {INSIDE[4]} dev headcni01 src 192.0.2.1")
     before = host.ip_json("-s link show headcni01")[0]["stats64"]["rx"]["packets"]
-    host.run("ping", "-c1", "-W1", "100.64.9.9", check=False)
+    assert host.asks("100.64.9.9", 7000, "udp") == ""
     after = host.ip_json("-s link show headcni01")[0]["stats64"]["rx"]["packets"]
     assert after - before < 10
 
@@ -345,3 +413,16 @@ def test_firewalls_that_block_by_default_let_peers_in_and_keep_the_operators_dro
     with tailnet.told(["7000/tcp", "7100-7200"]):
         assert tailnet.seen(7000, version=6) == PEER[6]
         assert [tailnet.seen(7150, "udp"), tailnet.seen(7001)] == [PEER[4], ""]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("kind", BLOCKING)
+def test_they_let_services_lead_to_pods_of_other_nodes_too(tailnet, kind, answered, version):
+    tailnet.configure(answered)
+    for line in BLOCKING[kind]:
+        tailnet.node.netns.run(*line.split(" ", 1) if kind == "nftables" else line.split())
+    with redirecting(tailnet, version), tailnet.told(answered):
+        assert tailnet.asked(SERVICE[version], 80) == NODE[version]
+        host_firewall.remove()
+        assert tailnet.asked(SERVICE[version], 80) == ""

@@ -87,7 +87,9 @@ def test_tailscaleds_port_leads_into_the_namespace_from_outside_and_from_the_nod
         "host: ip rule add priority 5191 to 203.0.113.0/24 lookup main protocol 72",
         "host: ip route del 100.64.0.0/10 table 5201",
         "host: ip rule del priority 5204",
-        "host: ip -6 rule del priority 5189",
+        "host: ip rule del priority 5188",
+        "host: ip rule del iif headcni01 table 5200",
+        "host: ip -6 rule del priority 5189 to fd7a:115c:a1e0::/48",
         "host: ip -6 route del default table 5201",
         "host: nft flush chain inet headcni_mesh aside",
         "host: sysctl -q net.ipv4.conf.headcni01.rp_filter=1",
@@ -477,7 +479,7 @@ def start_tailscaled(mesh: Mesh, node: str) -> None:
     mesh.on(node, TELL_FIREWALLS)
 
 
-@pytest.fixture(scope="module", params=["runs", "is stopped"])
+@pytest.fixture(scope="module", params=["is stopped", "runs"])
 def own_tailscaled(mesh, request):
     """The nodes' own tailscaled beside ours, stopped once for all tests that want it so."""
     for node in NODES:
@@ -519,6 +521,26 @@ def test_a_server_on_the_node_sees_the_peers_tailnet_address(mesh, own_tailscale
     with serving(mesh, "node1", bound):
         asked = f"python3 /opt/echo.py ask tcp {mesh.address('node1', version)} 7000"
         assert mesh.on("node2", asked).strip().removeprefix("::ffff:") == caller
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_node_port_may_lead_to_a_pod_of_another_node(mesh, own_tailscaled, version):
+    """As kube-proxy redirects and masquerades it, and with the caller on the pod's node."""
+    family, pod = {4: ("ip", "10.42.2.5"), 6: ("ip6", "fd42:0:0:2::5")}[version]
+    to = f"{pod}:7000" if version == 4 else f"[{pod}]:7000"
+    mesh.on(
+        "node1",
+        f"nft 'table {family} proxy {{ chain in {{ type nat hook prerouting priority -100; "
+        f"fib daddr type local tcp dport 30080 dnat to {to}; }}; chain out {{ type nat hook "
+        "postrouting priority 100; ct status dnat masquerade; }; }'",
+    )
+    try:
+        with serving(mesh, "node2", pod, "ip netns exec pod"):
+            address = mesh.address("node1", version)
+            asked = f"python3 /opt/echo.py ask tcp {address} 30080"
+            assert mesh.on("node2", asked).strip() == address
+    finally:
+        mesh.on("node1", f"nft delete table {family} proxy")
 
 
 def test_with_a_list_only_its_ports_are_answered(mesh):

@@ -217,22 +217,20 @@ def test_pods_resolve_the_service_by_its_name_in_the_tailnet_too(cluster, web, d
     until(lambda: address in ask(cluster, "node2", WEB), 60, "the name in a pod")
 
 
-def test_names_work_in_daemon_mode_and_routes_to_services_are_refused(cluster, web, device):
+def test_names_and_routes_work_in_daemon_mode_too(cluster, web, device):
     cluster.site()(playbook=NAMES, headcni_names_service_routes=[])
     cluster.site()(playbook="playbooks/switch_mode.yml", headcni_mode="daemon", **DNS_ON)
     try:
         assert cluster.site()(headcni_mode="daemon", **DNS_ON).changed == set()
         everything_resolves(cluster)
-        refused = cluster.site()(
-            playbook=NAMES,
-            check=False,
-            headcni_mode="daemon",
-            headcni_names_service_routes=["node1"],
-        )
-        assert "choose nodes in host mode" in refused.output
-        cluster.site()(playbook=NAMES, headcni_mode="daemon")
         address = cluster.get("service", "web")["spec"]["clusterIP"]
         assert address in asked_by_device(cluster, WEB)
+        assert not fetched_by_device(cluster, WEB).startswith("web-")
+        routed = {"headcni_mode": "daemon", "headcni_names_service_routes": ["node1"]}
+        assert cluster.site()(playbook=NAMES, **routed).changed
+        assert cluster.site()(playbook=NAMES, **routed).changed == set()
+        reached(cluster, web)
+        assert cluster.site()(headcni_mode="daemon", **DNS_ON).changed == set()
         cluster.site()(playbook=NAMES, headcni_mode="daemon", headcni_names_remove=True)
     finally:
         cluster.site()(playbook="playbooks/switch_mode.yml", headcni_mode="host", **DNS_ON)

@@ -102,7 +102,7 @@ class PodTraffic:
             yield Accept("forward", version, came_by=self.own_link, source=own)
             for state in ("reply", "dnat"):
                 yield Accept("forward", version, "", self.own_link, destination=own, state=state)
-        for address in self._answering():  # a node port may lead to a pod of another node
+        for address in self.node:  # a service may lead to a pod of another node
             for state in ("reply", "dnat"):
                 yield Accept("forward", address.version, self.own_link, self.own_link, state=state)
 

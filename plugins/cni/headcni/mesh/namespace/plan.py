@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Tuple
 from ...datapath.rtnl import RT_TABLE_MAIN
 from ...model import Address, Network
 from ...port_ranges import ANSWERED_PROTOCOLS, intervals
+from ..mesh import TABLE as PODS_TABLE
 from .settings import MeshConfig
 
 ROUTES_TABLE = 5201
@@ -21,10 +22,10 @@ TUN_MTU = 1280
 
 # All come before Tailscale's rules (5210 to 5270), except the last, which comes after. ANSWERS is
 # after the routes to pods (5200), and before the rule for the node's own networks (5205).
-OWN_UNDERLAY, BACK_TO_TAILNET, FROM_MESH, TO_LINK = 5188, 5189, 5190, 5191
+OWN_UNDERLAY, BACK_TO_MESH, FROM_MESH, TO_LINK = 5188, 5189, 5190, 5191
 PODS_TO_TAILNET, FROM_TAILSCALED, ANSWERS, NODE_TO_TAILNET = 5192, 5193, 5204, 5280
 PRIORITIES = (
-    *(OWN_UNDERLAY, BACK_TO_TAILNET, FROM_MESH, TO_LINK),
+    *(OWN_UNDERLAY, BACK_TO_MESH, FROM_MESH, TO_LINK),
     *(PODS_TO_TAILNET, FROM_TAILSCALED, ANSWERS, NODE_TO_TAILNET),
 )
 MAIN = 32766  # the kernel's own rule for the main table
@@ -82,9 +83,12 @@ def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
     tailscaled of the host accepts. Pods' packets for the tailnet go into the namespace. So do the
     node's own, except packets to peers of the host's tailscaled, which comes first.
 
+    kube-proxy may redirect a packet from the namespace to a pod of another node: it goes back into
+    the namespace, and so does the answer. The table of routes to pods decides which packets these
+    are, so the cluster's range need not be known. tailscaled's own packets never go back.
+
     The node's answers to tailnet peers have the link's address, so they go back over the link even
-    if the host has another route to the peer. Answers from elsewhere, such as from a pod of another
-    node behind a node port, go back over the link because of their destination.
+    if the host has another route to the peer.
 
     A tailscaled tells its peers every address of its node as an endpoint, including the pods'
     gateway. The host's tailscaled must not use that of another node: it would be a tunnel in our
@@ -95,11 +99,12 @@ def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
     for network in cable.links:
         version = network.version
         own, host = f"{cable.inside[version]}/{network.max_prefixlen}", cable.host[version]
+        found.append(Rule(version, OWN_UNDERLAY, RT_TABLE_MAIN, iif=link, src=own))
+        found.append(Rule(version, BACK_TO_MESH, PODS_TABLE, iif=link))
         found.append(Rule(version, FROM_MESH, RT_TABLE_MAIN, iif=link))
         found.append(Rule(version, TO_LINK, RT_TABLE_MAIN, dst=str(network)))
         found.append(Rule(version, FROM_TAILSCALED, mark=TAILSCALED_MARK, goto=MAIN))
         if config.answer_for_node:
-            found.append(Rule(version, OWN_UNDERLAY, RT_TABLE_MAIN, iif=link, src=own))
             answers = f"{host}/{network.max_prefixlen}"
             found.append(Rule(version, ANSWERS, ROUTES_TABLE, src=answers))
         for dst in _tailnet(config, version):
@@ -107,8 +112,8 @@ def host_rules(config: MeshConfig, cable: Cable) -> list[Rule]:
                 found.append(
                     Rule(version, PODS_TO_TAILNET, ROUTES_TABLE, src=str(src), dst=str(dst))
                 )
+            found.append(Rule(version, BACK_TO_MESH, ROUTES_TABLE, iif=link, dst=str(dst)))
             if config.answer_for_node:
-                found.append(Rule(version, BACK_TO_TAILNET, ROUTES_TABLE, iif=link, dst=str(dst)))
                 found.append(Rule(version, NODE_TO_TAILNET, ROUTES_TABLE, dst=str(dst)))
     return found
 
