@@ -56,16 +56,6 @@ options:
     description: The namespace of CoreDNS.
     type: str
     default: kube-system
-  kubectl:
-    description:
-      - The command that runs kubectl. Without a path it is also searched where k3s puts it.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  kubeconfig:
-    description: The administrator's kubeconfig.
-    type: path
-    default: /etc/rancher/k3s/k3s.yaml
 attributes:
   check_mode:
     description: The API server checks the change, and does not store it.
@@ -73,10 +63,9 @@ attributes:
   diff_mode:
     description: Shows both files before and after.
     support: full
-  platform:
-    description: The platform of the nodes.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - headcni.mesh.kubernetes
+  - headcni.mesh.node
 """
 
 EXAMPLES = r"""

@@ -67,16 +67,6 @@ options:
     description: The namespace of the service accounts.
     type: str
     default: kube-system
-  kubectl:
-    description:
-      - The command that runs kubectl. Without a path it is also searched where k3s puts it.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  kubeconfig:
-    description: The administrator's kubeconfig.
-    type: path
-    default: /etc/rancher/k3s/k3s.yaml
 attributes:
   check_mode:
     description: Asks the API server what would change. No token is created.
@@ -84,10 +74,9 @@ attributes:
   diff_mode:
     description: Shows the names of the objects that are created or removed.
     support: full
-  platform:
-    description: The platform of the nodes.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - headcni.mesh.kubernetes
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headcni_kubernetes_info
 """

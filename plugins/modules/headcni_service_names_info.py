@@ -23,16 +23,6 @@ options:
     description: The domain of all names, such as V(svc.mesh.example.org).
     type: str
     required: true
-  kubectl:
-    description:
-      - The command that runs kubectl. Without a path it is also searched where k3s puts it.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  kubeconfig:
-    description: The administrator's kubeconfig.
-    type: path
-    default: /etc/rancher/k3s/k3s.yaml
 attributes:
   check_mode:
     description: Changes nothing, so check mode makes no difference.
@@ -40,10 +30,9 @@ attributes:
   diff_mode:
     description: It changes nothing.
     support: none
-  platform:
-    description: The platform of the nodes.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - headcni.mesh.kubernetes
+  - headcni.mesh.node
 seealso:
   - module: headcni.mesh.headscale_extra_records
 """
