@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,15 +17,15 @@ from policy_node import (
     policy_object,
 )
 
+from . import transfers
 from .cni import ours
 from .measure import Findings, Row, median, timed
-from .spoofing import SEND, program, rate, receiver
 from .stage import Stage
 
 NAMESPACES, APPS, PODS, POLICIES = 100, 10, 10_000, 1000
 HERE = 110  # pods of this node, as many as kubelet allows
 CHANGES = 30
-PAIRS, RATE_SECONDS = 12, 0.5
+PAIRS, TRANSFERS = 40, 40
 BLOCKS, ADDS = 6, 8
 # Modules that the whole daemon has loaded, and this one does not use.
 WHOLE_DAEMON = "import headcni.daemon.daemon\n"
@@ -199,12 +199,12 @@ def _traffic(
     with ExitStack() as made:
         made.enter_context(_ready(to[0], ANSWER))
         asking = made.enter_context(_ready(sender, LATENCY, to[1]))
+        link = made.enter_context(transfers.between((sender, *to)))
         for number in range(PAIRS):
             for policies in (True, False) if number % 2 else (False, True):
                 daemon.ask("without policies", policies)
-                with receiver(to[0]) as arrived, program(sender, SEND, to[1]):
-                    time.sleep(0.2)
-                    rates[policies].append(rate(arrived, RATE_SECONDS))
+                took = median([link.seconds(0) for _ in range(TRANSFERS)])
+                rates[policies].append(transfers.SIZE * 8 / took / 1e6)
                 trip, connect = _asked(asking)
                 trips[policies].append(trip)
                 connects[policies].append(connect)
@@ -247,10 +247,15 @@ def _asked(process: subprocess.Popen[str]) -> tuple[float, float]:
 
 @contextmanager
 def _ready(pod: Namespace, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with program(pod, code, *arguments) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
+    command = ["ip", "netns", "exec", pod.name, sys.executable, "-c", code, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def _adds(stage: Stage, daemon: PolicyDaemon, findings: Findings) -> None:
