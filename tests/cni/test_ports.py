@@ -228,7 +228,7 @@ def test_a_flushed_ruleset_does_not_open_the_nodes_loopback(node, conf, which):
         assert pod.asks("127.0.0.1", 9000) == ""
 
 
-# An ADD on a kernel that knows no classifier by the name that the filter has.
+# A call on a kernel that knows no classifier by the name that the filter has.
 WITHOUT_CLS_BPF = """
 import os, sys
 from headcni.plugins.headcni.plugin import run
@@ -241,9 +241,9 @@ sys.exit(outcome.exit_code)
 """
 
 
-def add_without_cls_bpf(node, asked, pod):
+def call_without_cls_bpf(node, command, asked, pod):
     home = (node.plugins / "headcni").resolve().parent.parent
-    env = {**node.environment("ADD", pod), "PYTHONPATH": f"{home}:{home}/vendor"}
+    env = {**node.environment(command, pod), "PYTHONPATH": f"{home}:{home}/vendor"}
     return node.netns.run(
         node.python, "-S", "-c", WITHOUT_CLS_BPF, json.dumps(asked), env=env, check=False
     )
@@ -251,7 +251,7 @@ def add_without_cls_bpf(node, asked, pod):
 
 def test_a_kernel_that_cannot_keep_pods_out_does_not_have_its_loopback_opened(node, conf):
     pod, asked = node.pod(), {**conf, **mapped((8080, 80, "tcp")), "anti_spoofing": False}
-    added = add_without_cls_bpf(node, asked, pod)
+    added = call_without_cls_bpf(node, "ADD", asked, pod)
     assert added.returncode == 0, added
     assert "127.0.0.1:hostPort does not lead to pods" in added.stderr
     shown = node.netns.run("sysctl", "-a", "-r", "route_localnet").stdout
@@ -261,10 +261,18 @@ def test_a_kernel_that_cannot_keep_pods_out_does_not_have_its_loopback_opened(no
 
 
 def test_a_kernel_that_cannot_check_pods_has_no_unchecked_pod(node, conf):
-    refused = add_without_cls_bpf(node, conf, node.pod())
+    refused = call_without_cls_bpf(node, "ADD", conf, node.pod())
     assert refused.returncode == 1, refused
     said = json.loads(refused.stdout)
     assert said["msg"] == "anti_spoofing is true, but this kernel cannot check what pods send"
     assert "modprobe sch_ingress cls_bpf, or set anti_spoofing to false" in said["details"]
     assert node.leftovers()["links"] == set()
     assert node.leftovers()["allocation"] == []
+
+
+def test_status_says_that_the_kernel_cannot_check_pods_before_a_pod_comes(node, conf):
+    refused = call_without_cls_bpf(node, "STATUS", conf, None)
+    assert refused.returncode == 1, refused
+    assert "modprobe sch_ingress cls_bpf" in json.loads(refused.stdout)["details"]
+    unchecked = call_without_cls_bpf(node, "STATUS", {**conf, "anti_spoofing": False}, None)
+    assert unchecked.returncode == 0, unchecked

@@ -13,13 +13,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_interface
 from typing import NamedTuple, Optional
 
 from ..errors import KERNEL_LACKS, CniError
 from ..model import Address, NetworkConfig, Owner, PodRef
 from ..store import Attachment, Store
-from . import rtnl
+from . import netns, rtnl
 from .guard_program import Identity, identity_in, loopback_program, program
 from .link import Cable, host_name, pod_link_names
 from .netlink import KernelError, Netlink, Request
@@ -105,6 +106,19 @@ def needed() -> Iterator[None]:
             "anti_spoofing is true, but this kernel cannot check what pods send",
             f"{problem}; modprobe sch_ingress cls_bpf, or set anti_spoofing to false",
         ) from None
+
+
+@lru_cache(maxsize=1)
+def try_out() -> None:
+    """CniError if this kernel cannot check what pods send. This uses the loopback device of a
+    network namespace of its own, so that nothing stays. Success is remembered."""
+
+    def write() -> None:
+        with Netlink() as kernel, needed():
+            index = kernel.index("lo")
+            kernel.do([rtnl.ingress(index), rtnl.check_frames(index, loopback_program())])
+
+    netns.apart(write)
 
 
 def check_frames(kernel: Netlink, station: Station) -> None:

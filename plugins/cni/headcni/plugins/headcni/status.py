@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...address_sources import source_of
-from ...datapath import blocked, firewall
+from ...datapath import blocked, firewall, guard
 from ...errors import LIMITED, CniError
 from ...model import NetworkConfig
 from ...shared.modes import LINKS
@@ -34,6 +34,8 @@ def status(node: Node, network: NetworkConfig, call: Call) -> None:
         admission.ensure_bridge_filter()
     if network.ip_masq and not firewall.is_current(node.store):
         firewall.try_out()  # no pod has used the rules yet
+    if network.anti_spoofing:
+        guard.try_out()  # a node that has another kernel since its last start may lack a module
     if {"headscale_url", "tailscale_socket"} & set(network.raw):
         _require_mesh(node, network)
     problem = blocked.read()
