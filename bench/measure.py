@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean, quantiles, stdev
+from statistics import quantiles
 from typing import Any
 
 Timings = dict[str, list[float]]
@@ -77,13 +77,6 @@ class Findings:
     plots: dict[str, Series] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     breakdown: dict[str, float] = field(default_factory=dict)  # of one ADD, in milliseconds
-
-
-def ratio_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """One standard error of the ratio of the sums, from how the pairs scatter."""
-    ratio = fmean(ours) / fmean(theirs)
-    apart = [mine - ratio * other for mine, other in zip(ours, theirs)]
-    return stdev(apart) / len(apart) ** 0.5 / fmean(theirs)
 
 
 def median_error(values: Sequence[float]) -> float:
