@@ -185,19 +185,19 @@ def execute_module(
 
 
 class Spent(NamedTuple):
-    """What some work cost."""
+    """The cost of some work."""
 
-    seconds: float  # of the processor
-    reads: float  # of the variables of some host
-    comparisons: float  # of two hosts
-    calls: float  # of functions, if they are counted
+    seconds: float  # of CPU time
+    reads: float  # reads of a host's variables
+    comparisons: float  # comparisons of two hosts
+    calls: float  # calls of functions, if they are counted
 
     def since(self, earlier: Spent) -> Spent:
         return Spent(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 class Calls:
-    """How many functions were called. Python's own profiler counts them; its clock is not used."""
+    """The number of function calls. Python's profiler counts them; its clock is not used."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -205,7 +205,7 @@ class Calls:
         self._profiler.enable(subcalls=False, builtins=True)
 
     def total(self) -> int:
-        self._profiler.disable()  # not to count what follows
+        self._profiler.disable()  # so that it does not count what follows
         self._sum += sum(function.callcount for function in self._profiler.getstats())
         self._profiler.clear()
         self._profiler.enable(subcalls=False, builtins=True)
@@ -213,7 +213,7 @@ class Calls:
 
 
 class Costs:
-    """What each task cost, by its play and name."""
+    """The cost of each task, by its play and name."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, dict[str, float]] = {}
@@ -224,8 +224,8 @@ class Costs:
         self._began = self.so_far()
 
     def so_far(self) -> Spent:
-        """The seconds are without those that Python looked for garbage: it does so when it has made
-        enough objects, in whichever task that happens to be."""
+        """The cost so far. The seconds do not include garbage collection, because it happens in any
+        task that creates the object which triggers it."""
         calls = self._calls.total() if self._calls else 0
         seconds = time.process_time() - self.collecting
         return Spent(seconds, self.reads, self.comparisons, calls)
@@ -291,13 +291,13 @@ ActionBase._execute_module = execute_module
 ActionBase._low_level_execute_command = refuse
 copy = plugin_loader.action_loader.get("ansible.builtin.copy", class_only=True)
 copy.run = lambda *_unused, **_also: {"changed": False}
-# Each process of a real run looks it up anew. That costs every host the same, and much.
+# Each process of a real run would look the release up again, at a high and equal cost for each host.
 runtime_release.ensure = cache(lambda *_unused: runtime_release.Tarball(Path("/x"), "1.0.0", ""))
 runtime_release.check_config = lambda *_unused: []
 
 
 class Sample:
-    """Work that is done for some hosts of a task, and what it took each of them."""
+    """Work that is done for some hosts of a task, and its cost for each of them."""
 
     def __init__(self) -> None:
         self.last: Any = None
@@ -305,8 +305,8 @@ class Sample:
         self._typical = Spent(0, 0, 0, 0)
 
     def take(self, work: Callable[[], Any], always: bool = False) -> tuple[Any, bool]:
-        """What comes of it, and whether it was done. If not, the median of the others counts: the
-        slowest of a few hosts would count for all of them."""
+        """The result of the work, and whether the work was done. If not, the median cost of the
+        earlier hosts is added. A mean would count the slowest of a few hosts for all of them."""
         if len(self._spent) >= SAMPLE and not always:
             COSTS.add(self._typical)
             return self.last, False
@@ -319,8 +319,8 @@ class Sample:
 
 
 class NoQueue:
-    """For what a worker shows while it works, such as the items of a loop. The thread that reads
-    the real queue would look for tasks that are done by then, and die of it."""
+    """Discards what a worker reports while it works, such as the items of a loop. The thread that
+    reads the real queue would look for tasks that are already done, and fail."""
 
     def send_callback(self, *_unused: Any, **_also: Any) -> None:
         pass
@@ -369,8 +369,8 @@ class StrategyModule(Linear):
         self._pending_results += 1
 
     def _worked(self, host: Any, task: Any, task_vars: Any, play_context: Any) -> Any:
-        """What a worker sends for it."""
-        # A worker is a copy of this process, and what it makes of its task goes with it.
+        """The result that a worker would send."""
+        # A real worker is a copy of this process, so its changes of the task end with it.
         own = task.copy(exclude_parent=True, exclude_tasks=True)
         own._parent = task._parent
         with _task.TaskContext(own):
