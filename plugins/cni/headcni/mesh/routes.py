@@ -69,7 +69,8 @@ log = Log("routes")
 
 @dataclass(frozen=True)
 class Report:
-    """What a pass found and did. `repaired` entries had existed, and were gone or different."""
+    """What a pass found and did. `repaired` entries were right after an earlier pass, and somebody
+    has removed or changed them since."""
 
     added: tuple[Entry, ...] = ()
     removed: tuple[Entry, ...] = ()
@@ -125,7 +126,7 @@ class RouteReconciler:
         self._peers: Optional[Heard] = None  # None: tailscaled has not named them yet
         self._plan = Plan()
         self._heard: tuple[Condition, ...] = ()
-        self._settled: set[object] = set()
+        self._settled: dict[object, Entry] = {}  # by what _name() returns
         self._calm: Optional[_View] = None
         self._link: Optional[Link] = None
         self._asked_at = 0.0
@@ -266,17 +267,18 @@ class RouteReconciler:
         asked: list[tuple[Request, Entry]] = [(self._putting(entry), entry) for entry in put]
         asked += [(self._deleting(entry), entry) for entry in gone]
         failures = kernel.send([request for request, _unused in asked])
-        refused = {id(failure.request) for failure in failures}
-        done = {id(entry) for request, entry in asked if id(request) not in refused}
+        failed = {id(failure.request) for failure in failures}
+        refused = {id(entry) for request, entry in asked if id(request) in failed}
+        done = {id(entry) for _unused, entry in asked} - refused
 
         self._calm = None if asked else view
-        before = {key[0] for key in have} | self._settled
-        self._settled = {route.dst for route in (*routes, *blocks)} | set(rules)
-        if not routes:
-            self._settled |= wanted
+        before = self._settled
+        wished: list[Entry] = [*routes, *blocks, *rules]
+        self._settled = {_name(entry): entry for entry in wished if id(entry) not in refused}
+        repaired = {id(entry) for entry in put if before.get(_name(entry)) == entry}
         return self._report(
-            added=tuple(e for e in put if id(e) in done and _name(e) not in before),
-            repaired=tuple(e for e in put if id(e) in done and _name(e) in before),
+            added=tuple(e for e in put if id(e) in done and id(e) not in repaired),
+            repaired=tuple(e for e in put if id(e) in done and id(e) in repaired),
             removed=tuple(e for e in gone if id(e) in done),
             conditions=(
                 *conditions,
