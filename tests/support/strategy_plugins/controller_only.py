@@ -291,7 +291,7 @@ ActionBase._execute_module = execute_module
 ActionBase._low_level_execute_command = refuse
 copy = plugin_loader.action_loader.get("ansible.builtin.copy", class_only=True)
 copy.run = lambda *_unused, **_also: {"changed": False}
-# Each process of a real run would look the release up again, at a high and equal cost for each host.
+# Each process of a real run looks the release up again, at a high and equal cost for each host.
 runtime_release.ensure = cache(lambda *_unused: runtime_release.Tarball(Path("/x"), "1.0.0", ""))
 runtime_release.check_config = lambda *_unused: []
 
