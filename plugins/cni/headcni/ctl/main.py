@@ -37,6 +37,7 @@ VERBS = {
     "ping": "ask whether a pod reaches an address, and in packets how large",
     "capture": "show a pod's packets, by tcpdump",
     "validate": "find every mistake in a netconf, a conflist or the daemon's config.yaml",
+    "config": "show the daemon's settings with their origin, check them, or explain one",
     "pod-cidr": "explain which pod CIDR this node has, and why",
     "conflist": "show which conflist is in charge, or put back what was there before",
     "own-networks": "reach the node's own networks directly, whatever peers advertise",

@@ -77,7 +77,11 @@ class Daemon:
         self._store: Optional[Store] = None
         self.conditions = Conditions(self.server, lambda: self.store.lost)
         self.control = Control(
-            control_path(config), self.status, self.events, self._answer_about_policies
+            control_path(config),
+            self.status,
+            self.events,
+            self._answer_about_policies,
+            {"config": lambda: [self._settings()]},
         )
         self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
         self.paths = Watched(
@@ -199,6 +203,15 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         return status_of(self)
+
+    def _settings(self) -> dict[str, Any]:
+        """As they are in use: the file may have changed since they were read."""
+        own = [str(cidr) for cidr in self.pod_cidrs]
+        return {
+            "path": self.path,
+            "config": configuration.as_dict(self.config),
+            "derived": {**configuration.derived(self.config), "network.podCIDR.nodeLocal": own},
+        }
 
     def is_healthy(self) -> bool:
         watchers = (self.pods, self.annotations, self.token, self.firewalls, self.policies)

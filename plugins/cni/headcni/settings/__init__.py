@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .changes import Change, Changes, changes, with_applied
-from .file import PATH, RETIRED, check, load, parse
+from .effective import Setting, derived, effective
+from .file import PATH, RETIRED, check, given, load, parse
 from .keys import as_dict
 from .node import answered, control_path, for_resolver, in_mode, node_name, node_sizes, pod_cidrs
 from .schema import described, schema
@@ -16,13 +17,17 @@ __all__ = [
     "Change",
     "Changes",
     "DaemonConfig",
+    "Setting",
     "answered",
     "as_dict",
     "changes",
     "check",
     "control_path",
+    "derived",
     "described",
+    "effective",
     "for_resolver",
+    "given",
     "in_mode",
     "load",
     "node_name",

@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from ..errors import IO_FAILURE, CniError
 from ..problems import Problem, error, render, unknown_keys
 from .changes import changes
 from .checks import check_together
-from .keys import as_dict, fields_of, file_name, shown
+from .keys import as_dict, fields_of, file_name, shown, walk
 from .kinds import WrongValue
 from .sections import DaemonConfig
 
@@ -73,6 +73,28 @@ def parse(text: bytes) -> Tuple[DaemonConfig, List[Problem]]:
     made: DaemonConfig = _make(DaemonConfig, decode(text, found), "", found)
     check_together(made, found)
     return made, found
+
+
+def given(path: str = PATH) -> Set[str]:
+    """The keys that the file sets, such as network.mtu. A missing file sets none."""
+    try:
+        values = decode(_read(path), [])
+    except FileNotFoundError:
+        return set()
+    except OSError as problem:
+        raise _unreadable(path, problem) from None
+    return {
+        key for key, _declared, _default in walk(DaemonConfig(), "") if _at(values, key.split("."))
+    }
+
+
+def _at(values: Any, names: Sequence[str]) -> bool:
+    """Whether there is a value. null and "" count as not given."""
+    for name in names:
+        if not isinstance(values, Mapping):
+            return False
+        values = values.get(name)
+    return values not in (None, "")
 
 
 def check(path: str = PATH, as_json: bool = False) -> Tuple[int, str]:

@@ -31,6 +31,15 @@ class Kind(NamedTuple):
     read: Callable[[Any], Any]
     schema: Mapping[str, Any]
 
+    @property
+    def expected(self) -> str:
+        """Which values are valid, in the words that a mistake gets."""
+        try:
+            self.read(object())
+        except WrongValue as wrong:
+            return str(wrong)
+        return ""
+
 
 def flag() -> Kind:
     def read(value: Any) -> bool:

@@ -5,6 +5,7 @@
     events follow     the same, and what happens from now on
     policy            the network policies of this node's pods
     policy explain SRC DST PORT/PROTOCOL
+    config            the settings in use
 
 It is a unix socket that only root may use. It works even if the monitor is turned off.
 """
@@ -17,8 +18,9 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Callable, Optional
 
 from ...errors import IO_FAILURE, CniError
@@ -45,10 +47,13 @@ class Control:
         status: Callable[[], Mapping[str, Any]],
         events: Events,
         policy: Callable[[Sequence[str]], Mapping[str, Any]],
+        others: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]] = MappingProxyType({}),
     ) -> None:
-        """`policy` gets the words that follow its name in the question."""
+        """`policy` gets the words that follow its name in the question. `others` answers questions
+        of a single word."""
         self.path = path
         self.status, self.events, self.policy = status, events, policy
+        self.others = others
         self.stopping = threading.Event()
         self._server: Optional[_Server] = None
 
@@ -90,9 +95,11 @@ class Control:
                     yield follower.next(BEAT_SECONDS) or {}
         elif question.split()[:1] == ["policy"]:
             yield self.policy(question.split()[1:])
+        elif question in self.others:
+            yield from self.others[question]()
         else:
-            known = "status, events, events follow, policy, policy explain"
-            yield {"error": f"{question!r} is not one of: {known}"}
+            known = ("status, events, events follow, policy, policy explain", *self.others)
+            yield {"error": f"{question!r} is not one of: {', '.join(known)}"}
 
 
 class _Server(FewAtOnce, socketserver.UnixStreamServer):
