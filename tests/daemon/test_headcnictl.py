@@ -84,3 +84,18 @@ def test_config_shows_what_the_daemon_uses_and_what_it_does_not_use_yet(ctl):
     assert "logging.level is" not in said
     assert "network.mtu is 1300 in the file: systemctl restart headcni-daemon" in said
     assert ctl("config", "validate").returncode == 0
+
+
+def test_metrics_come_from_the_daemon_even_if_its_monitor_is_off(ctl):
+    ctl.configure(monitoring={"enabled": False})
+    ctl.start()
+    ctl.add("web")
+    found = {one["name"]: one for one in ctl.json("metrics")["metrics"]}
+    assert found["headcni_attachments"]["series"] == [{"labels": {}, "value": 1.0, "outside": ""}]
+    [setup] = found["headcni_pod_network_setup_duration_seconds"]["series"]
+    assert setup["labels"] == {"namespace": "shop"} and 0 < setup["mean"] < 5
+    assert found["headcni_condition"]["outside"], "there is no tailscaled"
+    done = ctl("metrics")
+    assert done.returncode == 1
+    assert done.stdout.startswith("! headcni_condition\n")
+    assert "condition=tailscale: 0" in done.stdout

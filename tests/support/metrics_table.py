@@ -13,23 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headcni
-from headcni.daemon.observe.metrics import Metrics
+from headcni.daemon.observe.metrics import Metrics, explained
 
 RUNTIME = Path(headcni.__file__).parent
-# The help of these metrics belongs to prometheus_client, so their normal values are here.
-OF_THE_CLIENT = {
-    "process_virtual_memory_bytes": "no limit; it is address space, not memory",
-    "process_resident_memory_bytes": "about 45 MiB; systemd ends the daemon at 512 MiB",
-    "process_start_time_seconds": "changes only when the daemon is restarted",
-    "process_cpu_seconds_total": "grows by less than 0.01 per second when no pods start",
-    "process_open_fds": "below 100; about one more for each call",
-    "process_max_fds": "the limit of the unit",
-    "python_gc_objects_collected_total": "grows slowly",
-    "python_gc_objects_uncollectable_total": "0",
-    "python_gc_collections_total": "grows slowly",
-}
-
-
 # The methods of Metrics that register a metric, each with the type and the suffix of its name.
 REGISTERING = {"gauge": ("gauge", ""), "counted": ("counter", "_total")}
 
@@ -58,9 +44,7 @@ def rows() -> list[Row]:
 
 
 def _row(name: str, kind: str, labels: tuple[str, ...], about: str) -> Row:
-    meaning, _, normal = about.partition(" Normal: ")
-    normal = normal.rstrip(".") or OF_THE_CLIENT.get(name, "")
-    return Row(name, kind, labels, meaning, normal)
+    return Row(name, kind, labels, *explained(name, about))
 
 
 def _registered() -> Iterator[Row]:

@@ -48,7 +48,7 @@ def test_the_generated_parts_of_a_page_are_what_the_code_says(page):
 @pytest.mark.parametrize("row", metrics_table.rows(), ids=lambda row: row.name)
 def test_every_metric_says_what_it_means_and_what_is_normal(row: Row):
     assert len(row.meaning) > 15 and row.normal, (
-        f'{row.name}: end its help with "Normal: …", or add it to metrics_table.OF_THE_CLIENT'
+        f'{row.name}: end its help with "Normal: …", or add it to OF_THE_CLIENT in metrics.py'
     )
 
 

@@ -81,7 +81,7 @@ class Daemon:
             self.status,
             self.events,
             self._answer_about_policies,
-            {"config": lambda: [self._settings()]},
+            {"config": lambda: [self._settings()], "metrics": self.metrics.families},
         )
         self.api = LocalApi(config.tailscale.socket_path, timed=self.metrics.tailscale)
         self.paths = Watched(

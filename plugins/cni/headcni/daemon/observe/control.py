@@ -6,6 +6,7 @@
     policy            the network policies of this node's pods
     policy explain SRC DST PORT/PROTOCOL
     config            the settings in use
+    metrics           everything that is measured, a line for each metric
 
 It is a unix socket that only root may use. It works even if the monitor is turned off.
 """

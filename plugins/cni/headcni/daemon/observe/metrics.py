@@ -16,6 +16,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from time import monotonic, time
 from typing import Callable, Dict, Optional, Tuple, Type, Union
 
@@ -36,6 +37,20 @@ STEPS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 # Requests over a socket or the network.
 REQUESTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
+# The help of these metrics belongs to prometheus_client, so their normal values are here.
+OF_THE_CLIENT = {
+    "process_virtual_memory_bytes": "no limit; it is address space, not memory",
+    "process_resident_memory_bytes": "about 45 MiB; systemd ends the daemon at 512 MiB",
+    "process_start_time_seconds": "changes only when the daemon is restarted",
+    "process_cpu_seconds_total": "grows by less than 0.01 per second when no pods start",
+    "process_open_fds": "below 100; about one more for each call",
+    "process_max_fds": "the limit of the unit",
+    "python_gc_objects_collected_total": "grows slowly",
+    "python_gc_objects_uncollectable_total": "0",
+    "python_gc_collections_total": "grows slowly",
+}
+MOST_SERIES = 1000  # of a metric, in an answer to headcnictl
+
 # The names of error codes, from the table of errors.
 _CODE_NAMES: Dict[int, str] = {
     value: name.lower()
@@ -47,6 +62,12 @@ _VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
 # What a provider returns: label values → value, or the value of a gauge without labels.
 Reading = Union[float, Mapping[Tuple[str, ...], float]]
 _Family = Type[Union[CounterMetricFamily, GaugeMetricFamily]]
+
+
+def explained(name: str, about: str) -> Tuple[str, str]:
+    """What a metric means and which value is normal, from its help."""
+    meaning, _unused, normal = about.partition(" Normal: ")
+    return meaning, normal.rstrip(".") or OF_THE_CLIENT.get(name, "")
 
 
 def error_type(code: int) -> str:
@@ -317,6 +338,23 @@ class Metrics:
         """The content type and the text of all metrics, in the format that the client accepts."""
         encoder, content_type = choose_encoder(accept)
         return content_type, encoder(self.registry)
+
+    def families(self) -> Iterator[Dict[str, object]]:
+        """Every metric with its samples, for headcnictl: name, labels and value of each."""
+        for family in self.registry.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            meaning, normal = explained(name, family.documentation)
+            yield {
+                "name": name,
+                "type": family.type,
+                "meaning": meaning,
+                "normal": normal,
+                "samples": [
+                    (sample.name, sample.labels, sample.value)
+                    for sample in islice(family.samples, MOST_SERIES)
+                ],
+                "more": max(0, len(family.samples) - MOST_SERIES),
+            }
 
     def _forget(self, labels: Tuple[str, ...]) -> None:
         try:
