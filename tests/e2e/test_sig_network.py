@@ -1,8 +1,10 @@
 """Upstream's specs of the network at Kubernetes by kubeadm, on two nodes of the lab.
 
-`make test-e2e` builds them first, so without that they are skipped. Which of them are not run is
-said here, with the reason. Every other one has to pass. With HEADCNI_POLICIES=1 HeadCNI enforces
-network policies, for all specs, and those of network policies are run as well.
+`make test-e2e` builds them first, so without that they are skipped. Specs that are not run are
+listed here with the reason. Every other spec must pass. With HEADCNI_POLICIES=1 HeadCNI enforces
+network policies during all specs, and the specs of network policies run as well.
+HEADCNI_MODE=daemon runs all of them in daemon mode, and HEADCNI_SPECS='regular expression' runs
+only the specs whose names match.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +26,16 @@ from k8s_cluster import NODES, Cluster, made, until
 from lab import e2e, image, tools
 from lab.layout import Lab
 
-LIMIT = 30 * 60  # seconds, of each part; some take 18 minutes where two cores have more to do
+LIMIT = 60 * 60  # seconds, of each part; the longest takes half of it on two busy cores
+AT_ONCE = 4  # processes: specs mostly wait
+SERIAL = r"\[Serial\]"  # upstream's mark of specs that run alone
 pytestmark = [
     pytest.mark.skipif(not tools.E2E.built, reason="run make test-e2e"),
     pytest.mark.timeout(LIMIT + 600),
 ]
 POLICIES = os.environ.get("HEADCNI_POLICIES") == "1"
+MODE = os.environ.get("HEADCNI_MODE", "host")
+ONLY = os.environ.get("HEADCNI_SPECS", "")
 # What the names of specs that are not run have in common, and the reason.
 NOT_RUN = {
     **({} if POLICIES else {r"Netpol": "network policies are off, as by default"}),
@@ -56,11 +64,17 @@ NETPOL = r"\[sig-network\] Netpol"
 
 @dataclass(frozen=True)
 class Part:
-    """As many as are run in one go: those of a name, without some."""
+    """The specs of one test: those with a name, without some."""
 
     focus: str
     skip: tuple[str, ...]
     count: int  # so that none goes unnoticed
+
+    def of(self, names: list[str]) -> list[str]:
+        left_out = "|".join((*NOT_RUN, *self.skip))
+        return [
+            name for name in names if re.search(self.focus, name) and not re.search(left_out, name)
+        ]
 
 
 PARTS = {
@@ -92,12 +106,28 @@ class Suite:
             HOME="/",
         )
 
-    def specs(self, folder: Path, part: Part) -> list[dict[str, Any]]:
-        """What came of each. All that was said meanwhile is in a file of the folder."""
+    def names(self) -> list[str]:
+        return re.findall(r"\[sig-network\].*", self("--list-tests").stdout)
+
+    def specs(self, folder: Path, names: list[str]) -> list[dict[str, Any]]:
+        """The report of each spec. The folder keeps the logs: some specs run at once, and those
+        that upstream marks as serial run alone afterwards."""
+        serial = [name for name in names if re.search(SERIAL, name)]
+        others = [name for name in names if name not in serial]
+        shares = [share for start in range(AT_ONCE) if (share := others[start::AT_ONCE])]
+        folders = [folder / f"{number}" for number in range(1, len(shares) + 1)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            reports = list(pool.map(self._run, folders, shares))
+        if serial:
+            reports.append(self._run(folder / "serial", serial))
+        return [spec for report in reports for spec in report]
+
+    def _run(self, folder: Path, names: list[str]) -> list[dict[str, Any]]:
+        """In one process, one after the other."""
+        folder.mkdir()
         report = folder / "report.json"
         done = self(
-            f"--ginkgo.focus={part.focus}",
-            f"--ginkgo.skip={'|'.join((*NOT_RUN, *part.skip))}",
+            f"--ginkgo.focus=({'|'.join(map(re.escape, names))})$",
             f"--ginkgo.timeout={LIMIT}s",
             f"--ginkgo.json-report={report}",
             "--ginkgo.no-color",
@@ -109,26 +139,29 @@ class Suite:
         return suite["SpecReports"]
 
 
+def prepared(cluster: Cluster, registries: Path) -> Suite:
+    """With HeadCNI and with the images that the specs ask for on the nodes."""
+    cluster.site(headcni_mode=MODE, headcni_node_network_policy=POLICIES)()
+    cluster.until_ready()
+    lab = Lab.named(cluster.name)
+    # Nothing outside of the lab answers for a service that is not served.
+    way_out = ["ip", "-n", lab.switch, "route", "replace", "unreachable", SERVICES_RANGE]
+    subprocess.run(way_out, check=True, timeout=10)
+    image.build(lab, e2e.USERLAND)
+    registries.write_text(e2e.REGISTRIES)
+    suite = Suite(cluster, registries)
+    wanted = suite("--list-images").stdout.split()
+    for name, archive in e2e.archives(wanted, tools.E2E.home, tools.COREDNS.bin).items():
+        for node in NODES:
+            cluster.write(node, f"/root/{name}", archive)
+            cluster.on(node, f"ctr -n k8s.io images import /root/{name} && rm /root/{name}")
+    return suite
+
+
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    """With the images on the nodes that the specs ask for."""
     with made("e2e", kind="kubeadm") as cluster:
-        cluster.site(headcni_node_network_policy=POLICIES)()
-        cluster.until_ready()
-        lab = Lab.named(cluster.name)
-        # Nobody answers for a service that is not served, whatever is outside of the lab.
-        way_out = ["ip", "-n", lab.switch, "route", "add", "unreachable", SERVICES_RANGE]
-        subprocess.run(way_out, check=True, timeout=10)
-        image.build(lab, e2e.USERLAND)
-        registries = tmp_path_factory.mktemp("e2e") / "registries.yaml"
-        registries.write_text(e2e.REGISTRIES)
-        suite = Suite(cluster, registries)
-        wanted = suite("--list-images").stdout.split()
-        for name, archive in e2e.archives(wanted, tools.E2E.home, tools.COREDNS.bin).items():
-            for node in NODES:
-                cluster.write(node, f"/root/{name}", archive)
-                cluster.on(node, f"ctr -n k8s.io images import /root/{name} && rm /root/{name}")
-        yield suite
+        yield prepared(cluster, tmp_path_factory.mktemp("e2e") / "registries.yaml")
 
 
 def name_of(spec: dict[str, Any]) -> str:
@@ -151,33 +184,38 @@ def is_foreseen(spec: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_upstreams_specs_of_the_network_pass(suite, part, tmp_path, capsys):
-    # Of those that were not to run there is no more than a name.
-    ran = [
-        one for one in suite.specs(tmp_path, PARTS[part]) if one["State"] != "skipped" or why(one)
-    ]
-    specs = [one for one in ran if one["LeafNodeType"] == "It"]
+    wanted = PARTS[part].of(suite.names())
+    assert len(wanted) == PARTS[part].count
+    wanted = [name for name in wanted if re.search(ONLY, name)]
+    if not wanted:
+        pytest.skip(f"no name of these specs matches {ONLY}")
+    began = time.monotonic()
+    # The report has only the names of specs that were not to run.
+    ran = [one for one in suite.specs(tmp_path, wanted) if one["State"] != "skipped" or why(one)]
+    took = time.monotonic() - began
+    specs = sorted((one for one in ran if one["LeafNodeType"] == "It"), key=name_of)
+    lines = [f"{one['State']} {one['RunTime'] / 1e9:.0f} s: {name_of(one)}\n" for one in specs]
+    (tmp_path / "specs").write_text("".join(lines))
     with capsys.disabled():
         states = Counter(one["State"] for one in specs)
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        seconds = sum(one["RunTime"] for one in specs) / 1e9
-        print(f"\n  {part}: {told} in {seconds:.0f} s; see {tmp_path}", end="")
+        print(f"\n  {part}, {MODE} mode: {told} in {took:.0f} s; see {tmp_path}/specs", end="")
     bad = [
         f"{one['State']}: {name_of(one)}\n{why(one)}"
         for one in ran
         if one["State"] != "passed" and not (one["State"] == "skipped" and is_foreseen(one))
     ]
     assert not bad, "\n\n".join(bad)
-    assert len(specs) == PARTS[part].count
+    assert [name_of(one) for one in specs] == sorted(wanted)
 
 
 def test_no_spec_is_left_out_without_a_reason(suite):
-    """And no reason is there for nothing."""
-    said = suite("--list-tests").stdout
-    names = re.findall(r"\[sig-network\].*", said)
+    """And each reason applies to a spec."""
+    names = suite.names()
     for pattern in (*NOT_RUN, *SKIP_THEMSELVES):
         assert any(re.search(pattern, name) for name in names), pattern
     run = [name for name in names if not re.search("|".join(NOT_RUN), name)]
-    assert len(run) == sum(part.count for part in PARTS.values())
+    assert sorted(run) == sorted(name for part in PARTS.values() for name in part.of(names))
 
 
 def test_what_the_specs_pods_had_is_given_back(suite):
