@@ -51,6 +51,8 @@ def check(lab: Lab, args: argparse.Namespace) -> None:
 def up(lab: Lab, args: argparse.Namespace) -> None:
     if args.k3s_idle and args.cluster != "k3s":
         raise LabError("--k3s-idle: there is no k3s to leave for later; say --k3s too")
+    if args.dual_stack and args.cluster != "kubeadm":
+        raise LabError("--dual-stack is an option of --kubeadm: add that")
     check(lab, args)
     headscale = tools.headscale(args.headscale)
     end_with_make()
@@ -151,6 +153,7 @@ def build(lab: Lab, args: argparse.Namespace) -> None:
             accelerator,
             args.suites,
             args.headscale,
+            args.dual_stack,
         )
         lab.dir.mkdir(mode=0o700, parents=True)
         with step(f"wiring the lab ({plan.underlay})"):
@@ -206,6 +209,8 @@ def grow(lab: Lab, args: argparse.Namespace) -> None:
     if args.cluster and args.cluster != plan.cluster:
         option = f"{args.cluster.upper()}=1"
         raise LabError(f"the lab is up without {args.cluster}: `make down` before {option}")
+    if args.dual_stack and not plan.dual_stack:
+        raise LabError("the cluster is IPv4 only: `make down` before --dual-stack")
     if len(nodes) < len(plan.nodes):
         raise LabError(
             f"the lab has {len(plan.nodes)} nodes: `make down` before NODES={args.nodes}"
@@ -386,6 +391,11 @@ def parser() -> argparse.ArgumentParser:
                 "--k3s-idle",
                 action="store_true",
                 help="with --k3s: do not start it yet, so that its config.yaml can be changed",
+            )
+            one.add_argument(
+                "--dual-stack",
+                action="store_true",
+                help="with --kubeadm: nodes, pods and services have IPv6 addresses, too",
             )
     cache = verb("cache", fill_cache, "build the tools and the base images, and stop there")
     cache.add_argument("--vms", type=int, default=0, help=VMS_HELP)

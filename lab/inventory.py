@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import tools
+from . import kubeadm, tools
 from .layout import CONTROL, Lab, Plan
 
 GROUPS = {
@@ -34,9 +34,17 @@ def data(lab: Lab, plan: Plan) -> dict[str, Any]:
                 "lab_tailscale_checksums": _checksums(),
                 "lab_tailscale_version": plan.tailscale_version,
                 "lab_underlay": str(plan.underlay),
+                **_ranges(plan),
             },
         },
     }
+
+
+def _ranges(plan: Plan) -> dict[str, Any]:
+    if not plan.kubeadm:
+        return {}
+    pods, services = kubeadm.ranges(plan)
+    return {"lab_pod_ranges": pods, "lab_service_ranges": services}
 
 
 def _checksums() -> dict[str, str]:

@@ -19,7 +19,8 @@ from .layout import Plan
 # One program goes by many names.
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler")
 ON_NODES = ("kubeadm", "kubectl", "kubelet")  # what its packages put in /usr/bin
-POD_SUBNET = "10.56.0.0/16"
+POD_SUBNET, SERVICE_SUBNET = "10.56.0.0/16", "10.96.0.0/12"
+POD_SUBNET6, SERVICE_SUBNET6 = "fd56::/56", "fd96::/112"
 IMAGES = "etc/lab/images"
 
 # Of its checks only the one that wants cgroup v2.
@@ -57,26 +58,27 @@ ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELE
 $KUBELET_EXTRA_ARGS
 """
 LAB_DROP_IN = f"""\
-{kubelet.UNIT}Environment="KUBELET_EXTRA_ARGS=--config-dir=/etc/lab/kubelet.conf.d"
+{kubelet.UNIT}Environment="KUBELET_EXTRA_ARGS=--config-dir=/etc/lab/kubelet.conf.d{{more}}"
 """
 CONTAINERD = 'version = 2\nimports = ["/etc/lab/containerd.toml"]\n'
 # Images are the lab's, pods may be on the control plane too, and kube-proxy leaves alone what is
 # the whole machine's.
-CONFIG = f"""\
+CONFIG = """\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint:
-  advertiseAddress: {{address}}
+  advertiseAddress: {address}
 nodeRegistration:
   imagePullPolicy: Never
   taints: []
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: {{version}}
+kubernetesVersion: {version}
 imageRepository: lab.invalid
 networking:
-  podSubnet: {POD_SUBNET}
+  podSubnet: {pods}
+  serviceSubnet: {services}
 dns:
   imageTag: "1"
 etcd:
@@ -90,7 +92,16 @@ conntrack:
   tcpEstablishedTimeout: 0s
   tcpCloseWaitTimeout: 0s
 """
+FORWARDING = "net.ipv4.ip_forward = 1\n"
+FORWARDING6 = "net.ipv6.conf.all.forwarding = 1\nnet.ipv6.conf.default.forwarding = 1\n"
 IPTABLES = "usr/sbin/xtables-nft-multi"
+
+
+def ranges(plan: Plan) -> tuple[list[str], list[str]]:
+    """Of pods and of services."""
+    if plan.dual_stack:
+        return [POD_SUBNET, POD_SUBNET6], [SERVICE_SUBNET, SERVICE_SUBNET6]
+    return [POD_SUBNET], [SERVICE_SUBNET]
 
 
 def pack(home: Path) -> None:
@@ -103,11 +114,14 @@ def files(
 ) -> dict[str, bytes]:
     """What the node's own layer has of Kubernetes; `built` is where its program is."""
     units = "usr/lib/systemd/system/kubelet.service"
+    more = ""
+    if plan.dual_stack:
+        more = f" --node-ip={plan.address(machine)},{plan.address6(machine)}"
     found = {
-        "etc/sysctl.d/k8s.conf": "net.ipv4.ip_forward = 1\n",  # it asks for that
+        "etc/sysctl.d/k8s.conf": FORWARDING + FORWARDING6 * plan.dual_stack,  # it asks for that
         units: UNIT,
         f"{units}.d/10-kubeadm.conf": DROP_IN,
-        "etc/systemd/system/kubelet.service.d/lab.conf": LAB_DROP_IN,
+        "etc/systemd/system/kubelet.service.d/lab.conf": LAB_DROP_IN.format(more=more),
         "etc/lab/kubelet-prepare": kubelet.PREPARE,
         "etc/lab/kubelet.conf.d/10-lab.conf": kubelet.CONFIG,
         "etc/containerd/config.toml": CONTAINERD,
@@ -116,8 +130,10 @@ def files(
         "etc/crictl.yaml": "runtime-endpoint: unix:///run/containerd/containerd.sock\n",
     }
     if machine == plan.server:
-        address = plan.address(machine)
-        found["etc/lab/kubeadm.yaml"] = CONFIG.format(address=address, version=version)
+        pods, services = map(",".join, ranges(plan))
+        found["etc/lab/kubeadm.yaml"] = CONFIG.format(
+            address=plan.address(machine), version=version, pods=pods, services=services
+        )
     made = {path: text.encode() for path, text in found.items()}
     arch = platform.machine()
     for name, content in (

@@ -111,6 +111,7 @@ class Plan:
     accelerator: str = ""  # what runs the virtual machines: kvm or tcg
     suites: tuple[str, ...] = ()  # the nodes' Debian releases, in turn; Debian 12 if empty
     headscale: str = ""  # its release; if empty, the one that the lab pins
+    dual_stack: bool = False  # whether nodes, pods and services of the cluster have IPv6, too
 
     @property
     def k3s(self) -> bool:
@@ -182,6 +183,7 @@ class Plan:
                 "accelerator": self.accelerator,
                 "suites": list(self.suites),
                 "headscale": self.headscale,
+                "dual_stack": self.dual_stack,
             },
             indent=2,
         )
@@ -205,6 +207,7 @@ class Plan:
             known.get("accelerator", ""),
             tuple(known.get("suites", ())),
             known.get("headscale", ""),
+            known.get("dual_stack", False),
         )
 
 

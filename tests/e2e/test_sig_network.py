@@ -3,7 +3,8 @@
 `make test-e2e` builds them first, so without that they are skipped. Specs that are not run are
 listed here with the reason. Every other spec must pass. With HEADCNI_POLICIES=1 HeadCNI enforces
 network policies during all specs, and the specs of network policies run as well.
-HEADCNI_MODE=daemon runs all of them in daemon mode, and HEADCNI_SPECS='regular expression' runs
+HEADCNI_MODE=daemon runs all of them in daemon mode, HEADCNI_DUAL_STACK=1 on a cluster of both IP
+families with the specs of that, and HEADCNI_SPECS='regular expression' runs
 only the specs whose names match.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 from k8s_cluster import NODES, Cluster, made, until
 
-from lab import e2e, image, tools
+from lab import e2e, image, kubeadm, tools
 from lab.layout import Lab
 
 LIMIT = 60 * 60  # seconds, of each part; the longest takes half of it on two busy cores
@@ -35,14 +36,15 @@ pytestmark = [
 ]
 POLICIES = os.environ.get("HEADCNI_POLICIES") == "1"
 MODE = os.environ.get("HEADCNI_MODE", "host")
+DUAL_STACK = os.environ.get("HEADCNI_DUAL_STACK") == "1"
 ONLY = os.environ.get("HEADCNI_SPECS", "")
 # What the names of specs that are not run have in common, and the reason.
 NOT_RUN = {
     **({} if POLICIES else {r"Netpol": "network policies are off, as by default"}),
     r"\[Feature:LoadBalancer\]": "nothing here gives out load balancers",
-    r"\[Feature:IPv6DualStack\]|\[Feature:Networking-IPv6\]": "the cluster has IPv4 alone",
+    **({} if DUAL_STACK else {r"\[Feature:IPv6DualStack\]": "the cluster has IPv4 only"}),
     r"\[Feature:SCTPConnectivity\]": "it needs a kernel with SCTP",
-    r"\[Feature:Networking-(DNS|IPv4)\]": "it asks servers on the Internet",
+    r"\[Feature:Networking-(DNS|IPv4|IPv6)\]": "it asks servers on the Internet",
     r"\[Feature:Networking-Performance\]|\[Feature:PerformanceDNS\]": "it measures",
     r"\[Feature:KubeProxyNFAcct\]": "a metric of kube-proxy's own, not tried",
     r"TCP CLOSE_WAIT timeout": "the lab's kube-proxy leaves conntrack's timeouts alone",
@@ -56,10 +58,9 @@ SKIP_THEMSELVES = {
     r"\[Provider:GCE\]": "Only supported for providers [gce]",
     r"HealthCheckNodePort correctly when": "Need at least 3 schedulable nodes",
 }
-SERVICES_RANGE = "10.96.0.0/12"
 CONFORMANCE = r"\[Conformance\]"
 GRANULAR, SERVICES = "Granular Checks: Services", r"\[sig-network\] Services"
-NETPOL = r"\[sig-network\] Netpol"
+NETPOL, BOTH = r"\[sig-network\] Netpol", r"\[Feature:IPv6DualStack\]"
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,12 @@ class Part:
 
 
 PARTS = {
-    "conformance": Part(rf"\[sig-network\].*{CONFORMANCE}", (), 47),
-    "granular": Part(GRANULAR, (CONFORMANCE,), 17),
-    "services": Part(SERVICES, (CONFORMANCE,), 34),
-    "others": Part(r"\[sig-network\]", (CONFORMANCE, GRANULAR, SERVICES, NETPOL), 38),
+    "conformance": Part(rf"\[sig-network\].*{CONFORMANCE}", (BOTH,), 47),
+    "granular": Part(GRANULAR, (CONFORMANCE, BOTH), 17),
+    "services": Part(SERVICES, (CONFORMANCE, BOTH), 34),
+    "others": Part(r"\[sig-network\]", (CONFORMANCE, GRANULAR, SERVICES, NETPOL, BOTH), 38),
     **({"policies": Part(NETPOL, (), 47)} if POLICIES else {}),
+    **({"dual_stack": Part(BOTH, (), 23)} if DUAL_STACK else {}),
 }
 
 
@@ -145,8 +147,9 @@ def prepared(cluster: Cluster, registries: Path) -> Suite:
     cluster.until_ready()
     lab = Lab.named(cluster.name)
     # Nothing outside of the lab answers for a service that is not served.
-    way_out = ["ip", "-n", lab.switch, "route", "replace", "unreachable", SERVICES_RANGE]
-    subprocess.run(way_out, check=True, timeout=10)
+    for services in (kubeadm.SERVICE_SUBNET, kubeadm.SERVICE_SUBNET6):
+        way_out = ["ip", "-n", lab.switch, "route", "replace", "unreachable", services]
+        subprocess.run(way_out, check=True, timeout=10)
     image.build(lab, e2e.USERLAND)
     registries.write_text(e2e.REGISTRIES)
     suite = Suite(cluster, registries)
@@ -160,7 +163,8 @@ def prepared(cluster: Cluster, registries: Path) -> Suite:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    with made("e2e", kind="kubeadm") as cluster:
+    options = ["--dual-stack"] if DUAL_STACK else []
+    with made("e2e", *options, kind="kubeadm") as cluster:
         yield prepared(cluster, tmp_path_factory.mktemp("e2e") / "registries.yaml")
 
 

@@ -6,7 +6,9 @@ import ipaddress
 import json
 import os
 import tarfile
+from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 
@@ -37,13 +39,30 @@ def files(tmp_path, monkeypatch):
         (tmp_path / name).write_text(name)
     linked = "\tlibmnl.so => /usr/lib/arch/libmnl.so (0x7f)\n\t/lib64/loader (0x7f)\n"
     monkeypatch.setattr(images, "run", lambda *_argv: type("Done", (), {"stdout": linked}))
-    return lambda machine: kubeadm.files(PLAN, machine, "v1.2.3", tmp_path, tmp_path, base)
+    return lambda machine, plan=PLAN: kubeadm.files(
+        plan, machine, "v1.2.3", tmp_path, tmp_path, base
+    )
 
 
 def test_the_first_node_is_the_control_plane_and_the_others_know_nothing_of_it(files):
     config = files("node1")["etc/lab/kubeadm.yaml"].decode()
     assert "advertiseAddress: 10.9.8.11" in config and "kubernetesVersion: v1.2.3" in config
     assert not [path for path in files("node2") if path.endswith("kubeadm.yaml")]
+
+
+def test_a_dual_stack_cluster_gives_nodes_pods_and_services_both_families(files):
+    both = replace(PLAN, dual_stack=True)
+    config = files("node1", both)["etc/lab/kubeadm.yaml"].decode()
+    assert "podSubnet: 10.56.0.0/16,fd56::/56\n" in config
+    assert "serviceSubnet: 10.96.0.0/12,fd96::/112\n" in config
+    for node, address in (("node1", "10.9.8.11,fd09::b"), ("node2", "10.9.8.12,fd09::c")):
+        drop_in = files(node, both)["etc/systemd/system/kubelet.service.d/lab.conf"].decode()
+        assert f'--node-ip={address}"' in drop_in
+        alone = files(node)["etc/systemd/system/kubelet.service.d/lab.conf"].decode()
+        assert "--node-ip" not in alone
+    known = inventory.data(Lab("abcde", Path("/nowhere")), both)["lab"]["vars"]
+    assert known["lab_pod_ranges"] == ["10.56.0.0/16", "fd56::/56"]
+    assert known["lab_service_ranges"] == ["10.96.0.0/12", "fd96::/112"]
 
 
 def test_what_is_only_the_labs_is_called_so(files):

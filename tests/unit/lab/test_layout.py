@@ -14,6 +14,7 @@ PLAN = Plan(
     ("node1",),
     "1.2.3",
     vms=("vm1", "vm2"),
+    dual_stack=True,
 )
 
 
