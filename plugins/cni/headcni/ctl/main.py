@@ -33,6 +33,7 @@ VERBS = {
     "ipam": "show the pools of addresses, and who has which address",
     "trace": "check every hop of a packet from a pod, and name the first that is broken",
     "events": "show pods' networks as they come and go",
+    "logs": "show the journal of the daemon, tailscaled and the plugin in one stream",
     "metrics": "show what the daemon measures, what it means and which values are normal",
     "diagnose": "compare everything with how it should be, and name each difference",
     "ping": "ask whether a pod reaches an address, and in packets how large",
