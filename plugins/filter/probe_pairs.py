@@ -12,6 +12,8 @@ description:
     at six distances before and after it in the inventory, from the next node to half of the list.
     So each pair is tested in both directions, each node has the same number of tests, and every run
     tests the same pairs.
+  - Throughput is measured one pair after the other. With up to 8 nodes these are all pairs, with
+    more nodes each node sends to the next one of the inventory.
 author:
   - The HeadCNI authors (@headcni)
 extends_documentation_fragment:
@@ -34,20 +36,28 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(targets), the names of the nodes that each node tests, and C(probes), their pods.
+  description:
+    - C(targets), the names of the nodes that each node tests; C(measured), those to which it
+      measures the throughput; and C(probes), their pods.
   type: dict
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.headcni.mesh.plugins.module_utils.pair_choice import chosen
+from ansible_collections.headcni.mesh.plugins.module_utils.pair_choice import (
+    ALL_MEASURED_UP_TO,
+    chosen,
+)
 
 
 def pairs(hosts: Sequence[str], hostvars: Mapping[str, Any], every: bool = False) -> dict[str, Any]:
     made = {host: (hostvars[host].get("headcni_probe") or {}).get("probe") for host in hosts}
     probes = {host: probe for host, probe in made.items() if probe}
-    return {"probes": probes, "targets": chosen(list(probes), every)}
+    targets = chosen(list(probes), every)
+    few = len(probes) <= ALL_MEASURED_UP_TO
+    measured = {host: others if few else others[:1] for host, others in targets.items()}
+    return {"probes": probes, "targets": targets, "measured": measured}
 
 
 class FilterModule:

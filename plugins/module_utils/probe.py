@@ -15,7 +15,9 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
+from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +25,10 @@ from .shared import paths
 from .shared.localapi import LocalAPIError
 
 REPEAT_SECONDS = 0.5
+PING_SPACING = 0.05  # seconds between two pings that are counted
+LATE_SECONDS = 2.0  # an answer that takes longer counts as lost
+MOST_LOSS_PERCENT = 10  # more is a failure
+SEND_BYTES = 1 << 18
 DIRECT, RELAYED, UNKNOWN = "direct", "relayed", "unknown"  # paths
 HEADSCALE = "headscale"  # as a place outside: the server that the node is joined to
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
@@ -88,6 +94,69 @@ def ping(wanted: Sequence[Echo], seconds: float) -> list[dict[str, Any]]:
         one or outcome(False, _why(wanted[at], refused.get(at, ""), seconds))
         for at, one in enumerate(found)
     ]
+
+
+def quality(wanted: Sequence[Echo], count: int) -> list[dict[str, Any]]:
+    """For each: how many of ``count`` pings are lost, and the median time of the others. In the
+    pod's namespace."""
+    count = max(1, min(count, 0xFFFF // max(1, len(wanted))))
+    versions = {ip_address(one.address).version for one in wanted}
+    sockets: dict[tuple[int, bool], socket.socket] = {
+        (version, False): _socket(version, False) for version in versions
+    }
+    mark = os.getpid() & 0xFFFF
+    sent_at: dict[int, float] = {}
+    taken: dict[int, float] = {}
+    try:
+        for turn in range(count):
+            for at, one in enumerate(wanted):
+                sent_at[turn * len(wanted) + at] = time.monotonic()
+                with suppress(OSError):  # counts as lost
+                    _send(sockets, one._replace(size=0), mark, turn * len(wanted) + at)
+            last = turn == count - 1
+            until = time.monotonic() + (LATE_SECONDS if last else PING_SPACING)
+            while len(taken) < len(sent_at) and (left := until - time.monotonic()) > 0:
+                ready, _unused, _unused = select.select(list(sockets.values()), [], [], left)
+                for one_socket in ready:
+                    number = _heard(one_socket, mark)
+                    if number in sent_at and number not in taken:
+                        taken[number] = (time.monotonic() - sent_at[number]) * 1000
+            if (left := until - time.monotonic()) > 0 and not last:
+                time.sleep(left)
+    finally:
+        for one_socket in sockets.values():
+            one_socket.close()
+    return [
+        _quality(
+            [taken[n] for n in range(at, count * len(wanted), len(wanted)) if n in taken], count
+        )
+        for at in range(len(wanted))
+    ]
+
+
+def _quality(times: Sequence[float], count: int) -> dict[str, Any]:
+    percent = round((count - len(times)) * 100 / count, 1)
+    shown = f"{count - len(times)} of {count} pings were lost"
+    found = outcome(percent <= MOST_LOSS_PERCENT, shown)
+    return {**found, "percent": percent, "ms": round(median(times), 2) if times else None}
+
+
+def throughput(address: str, number: int, seconds: float) -> dict[str, Any]:
+    """How much a TCP connection to another probe carries, as that probe has counted it. In the
+    pod's namespace."""
+    block = bytes(SEND_BYTES)
+    try:
+        with socket.create_connection((address, number), timeout=5) as client:
+            client.settimeout(10)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                client.sendall(block)
+            client.shutdown(socket.SHUT_WR)
+            count, taken = client.recv(100).split()
+            mbit = int(count) * 8 / float(taken) / 1e6
+    except (OSError, ValueError, ZeroDivisionError) as problem:
+        return {**outcome(False, f"{address} port {number}: {problem}"), "mbit": None}
+    return {**outcome(True, f"{mbit:.0f} Mbit/s"), "mbit": round(mbit, 1)}
 
 
 def _why(one: Echo, refused: str, seconds: float) -> str:

@@ -18,12 +18,16 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAME = "headcni-probe"  # the name of the namespace, the container and the unit
 PORT = 8473  # the port on which the pod answers
+DATA_PORT = 8474  # the port on which it counts the bytes that it receives
+DATA_SECONDS = 60.0  # at most, of one connection
+MOST_CONNECTIONS = 4  # that are counted at the same time
 HOME = f"/run/{NAME}"
 PYTHON = "/usr/bin/python3"
 INTERFACE = "eth0"
@@ -219,11 +223,10 @@ def serve(home: str) -> None:
     handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     if ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), netns)
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("::", PORT))
-        listener.listen(64)
+    data = listening(DATA_PORT)
+    for _unused in range(MOST_CONNECTIONS):
+        threading.Thread(target=count, args=[data], daemon=True).start()
+    with listening(PORT) as listener:
         while True:
             client, address = listener.accept()
             with client:
@@ -232,6 +235,33 @@ def serve(home: str) -> None:
                     client.sendall(address[0].replace("::ffff:", "").encode() + b"\n")
                 except OSError:
                     continue
+
+
+def listening(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("::", port))
+    listener.listen(64)
+    return listener
+
+
+def count(listener: socket.socket) -> None:
+    """Tell each client how many bytes it has sent, and how many seconds that took."""
+    buffer = bytearray(1 << 18)
+    while True:
+        client, _unused = listener.accept()
+        with client:
+            client.settimeout(10)
+            began, received = time.monotonic(), 0
+            try:
+                while (
+                    more := client.recv_into(buffer)
+                ) and time.monotonic() < began + DATA_SECONDS:
+                    received += more
+                client.sendall(f"{received} {time.monotonic() - began:.6f}\n".encode())
+            except OSError:
+                continue
 
 
 def main(arguments: Sequence[str]) -> int:

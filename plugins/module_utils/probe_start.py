@@ -8,14 +8,19 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from typing import Any
 
 from . import kernel, node, probe, probe_conflist, probe_cri, probe_pod
+from .shared.filelock import lock
 
 PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
 UNIT = f"{probe_pod.NAME}.service"
+LOCK = f"{probe_pod.HOME}.lock"
+ALONE_SECONDS = 240.0  # as long as it may take to start a pod
 SIOCGIFMTU = 0x8921
 
 
@@ -121,6 +126,25 @@ def remove() -> list[str]:
     if node.unit(UNIT).active not in ("inactive", "failed", ""):
         node.order("stop", UNIT)
     return probe_pod.clean()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Only one process at a time starts or removes a probe: if a run is interrupted while its
+    module still starts a pod, the module that removes the pod waits for it."""
+    until = time.monotonic() + ALONE_SECONDS
+    while True:
+        handle = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            lock(handle, LOCK, max(0.0, until - time.monotonic()))
+            if os.path.exists(LOCK) and os.path.samestat(os.fstat(handle), os.stat(LOCK)):
+                try:
+                    yield
+                finally:
+                    os.unlink(LOCK)
+                return
+        finally:
+            os.close(handle)
 
 
 def serve(seconds: int) -> None:

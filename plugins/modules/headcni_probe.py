@@ -13,6 +13,8 @@ description:
     starts it, over CRI. Otherwise the module creates a network namespace and calls the installed
     plugins with the conflist in use, as a container runtime does.
   - V(tested) tests from that pod whether it reaches the pods of other nodes and other addresses.
+  - V(measured) sends data from that pod to the pods of other nodes, one after the other, for
+    I(seconds) each. Let one node at a time do that.
   - V(absent) removes the pod. A pod that is not removed ends by itself after I(lifetime). The next
     V(present) first removes what an earlier probe has left.
 author:
@@ -21,7 +23,7 @@ options:
   state:
     description: What to do.
     type: str
-    choices: [present, tested, absent]
+    choices: [present, tested, measured, absent]
     required: true
   name:
     description: This node's name in the results. By default its host name.
@@ -58,7 +60,9 @@ options:
     type: path
     default: /run/tailscale/tailscaled.sock
   targets:
-    description: The values of RV(probe) that V(present) returned on other nodes. For V(tested).
+    description:
+      - The values of RV(probe) that V(present) returned on other nodes. For V(tested) and
+        V(measured).
     type: list
     elements: dict
     default: []
@@ -66,6 +70,16 @@ options:
     description: Whether to find out the path to each target, direct or relayed. For V(tested).
     type: bool
     default: false
+  pings:
+    description:
+      - How many pings to send to each target that answers, to count how many are lost. More than
+        10 % is a failure. V(0) leaves this out. For V(tested).
+    type: int
+    default: 0
+  seconds:
+    description: How many seconds to send data to each target. For V(measured).
+    type: int
+    default: 2
   outside:
     description:
       - Places outside of the cluster. The pod must reach all of them. For V(tested).
@@ -131,6 +145,15 @@ EXAMPLES = r"""
     outside: [headscale, "192.0.2.80:443"]
   register: headcni_probed
 
+- name: Measure the throughput, one node at a time
+  headcni.mesh.headcni_probe:
+    state: measured
+    targets: >-
+      {{ headcni_probe_pairs.measured[inventory_hostname]
+      | map('extract', headcni_probe_pairs.probes) }}
+  throttle: 1
+  register: headcni_measured
+
 - name: Remove the probe pod
   headcni.mesh.headcni_probe:
     state: absent
@@ -154,8 +177,16 @@ reached:
       that was not made.
     - With I(paths), C(path) has C(kind) (V(direct), V(relayed) or V(unknown)), C(through) (an
       endpoint, a peer relay or a DERP region) and C(ms).
+    - C(mtu) is the size of the packets of C(mtu4) and C(mtu6).
+    - With I(pings), C(loss) also has C(percent), and C(ms), the median of the answers.
   type: dict
   returned: state is tested
+throughput:
+  description:
+    - The result by target, with C(ok), C(detail) and C(mbit), which are Mbit/s as the target has
+      counted them. V(null) if it could not be measured.
+  type: dict
+  returned: state is measured
 beyond:
   description: The checks C(outside), C(service) and C(cluster_dns), in the same form.
   type: dict
@@ -172,6 +203,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 
 from ansible.module_utils.basic import AnsibleModule
@@ -197,7 +229,7 @@ PATH_SECONDS = 10  # how long a path may take to become direct
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"choices": ["present", "tested", "absent"], "required": True},
+            "state": {"choices": ["present", "tested", "measured", "absent"], "required": True},
             "name": {},
             "cni_conf_dir": {"type": "path", "default": conflist.DIRECTORY},
             "cni_bin_dirs": {
@@ -211,6 +243,8 @@ def main() -> None:
             "socket": {"type": "path", "default": modes.SOCKETS["host"]},
             "targets": {"type": "list", "elements": "dict", "default": []},
             "paths": {"type": "bool", "default": False},
+            "pings": {"type": "int", "default": 0},
+            "seconds": {"type": "int", "default": 2},
             "outside": {"type": "list", "elements": "str", "default": []},
             "cluster": {"type": "bool", "default": False},
             "cluster_dns": {"type": "list", "elements": "str", "default": []},
@@ -219,9 +253,9 @@ def main() -> None:
         },
     )
     node.refuse_other_platforms(module)
-    work = {"present": present, "tested": tested, "absent": absent}[module.params["state"]]
+    work = {"present": present, "tested": tested, "measured": measured, "absent": absent}
     try:
-        module.exit_json(changed=False, **work(module.params))
+        module.exit_json(changed=False, **work[module.params["state"]](module.params))
     except (probe_pod.ProbeError, node.NodeError, LocalAPIError) as problem:
         module.fail_json(msg=str(problem))
     except OSError as problem:
@@ -229,6 +263,11 @@ def main() -> None:
 
 
 def present(given: dict) -> dict:
+    with probe_start.alone():
+        return start(given)
+
+
+def start(given: dict) -> dict:
     conf = probe_conflist.in_use(given["cni_conf_dir"])
     found = probe_start.remove()
     os.makedirs(probe_pod.HOME, mode=0o700)
@@ -263,10 +302,25 @@ def present(given: dict) -> dict:
     return {"probe": described, "runtime": runtime, "found": found}
 
 
-def tested(given: dict) -> dict:
+def started() -> dict:
     if not os.path.exists(STATE):
         raise probe_pod.ProbeError("there is no probe on this node: run state=present first")
-    state = probe_pod.read_state()
+    return probe_pod.read_state()
+
+
+def in_the_pod(state: dict, work):
+    try:
+        return kernel.apart(work, state["netns"])
+    except OSError as problem:
+        raise probe_pod.ProbeError(
+            f"nothing can be asked from the pod: {problem.strerror}. Run it again; if that "
+            f"happens again, see journalctl -u {probe_pod.NAME}"
+        ) from None
+
+
+def tested(given: dict) -> dict:
+    state = started()
+    in_pod = partial(in_the_pod, state)
     api = probe_conflist.socket_of(state["conf"], given["socket"])
     places = probe_checks.places_outside(given["outside"], api)
     servers = state.get("dns", {}).get("nameservers") or []
@@ -277,19 +331,19 @@ def tested(given: dict) -> dict:
         for echo in probe.echoes(target["node"], target["addresses"], target["mtu"])
     ]
 
-    def in_pod(work):
-        try:
-            return kernel.apart(work, state["netns"])
-        except OSError as problem:
-            raise probe_pod.ProbeError(
-                f"nothing can be asked from the pod: {problem.strerror}. Run it again; if that "
-                f"happens again, see journalctl -u {probe_pod.NAME}"
-            ) from None
-
     answers = in_pod(lambda: probe.ping(pings, seconds))
-    results = {target["node"]: {} for target in targets}
+    results = {target["node"]: {"mtu": target["mtu"]} for target in targets}
     for echo, answer in zip(pings, answers):
         results[echo.target][echo.check] = answer
+    if given["pings"]:
+        good = {
+            echo.target: echo
+            for echo, answer in reversed(list(zip(pings, answers)))
+            if answer["ok"] and not echo.size
+        }
+        lost = in_pod(lambda: probe.quality(list(good.values()), given["pings"])) if good else []
+        for name, loss in zip(good, lost):
+            results[name]["loss"] = loss
     peers = list((status_of(api, peers=True).get("Peer") or {}).values())
     # Before the first thread: the C library of Debian 11 ends a child process that is forked
     # while a thread is ending.
@@ -321,9 +375,23 @@ def tested(given: dict) -> dict:
     return {"reached": results, "beyond": beyond}
 
 
+def measured(given: dict) -> dict:
+    state = started()
+    found = {}
+    for target in given["targets"]:
+        address, port = target["addresses"][0], probe_pod.DATA_PORT
+        send = partial(probe.throughput, address, port, given["seconds"])
+        try:
+            found[target["node"]] = in_the_pod(state, send)
+        except probe_pod.ProbeError as problem:
+            found[target["node"]] = {**probe.outcome(False, str(problem)), "mbit": None}
+    return {"throughput": found}
+
+
 def absent(given: dict) -> dict:
     del given
-    return {"found": probe_start.remove()}
+    with probe_start.alone():
+        return {"found": probe_start.remove()}
 
 
 def underlay() -> list[str]:

@@ -85,7 +85,7 @@ def test_verify_has_containerd_start_the_pod_that_asks_and_answers(site, told):
     assert re.search(r"node1 +containerd +ok", found.output)
     assert re.search(r"node2 +plugins +ok", found.output)
     assert "not checked: runtime: no container runtime runs on this node (node2)" in words(found)
-    assert "mtu6, port, route, dns, runtime, outside" in found.output
+    assert "mtu6, port, route, dns, loss, runtime, outside" in found.output
     assert "every pod reaches every other" in found.output
     assert left(site) == ""
 

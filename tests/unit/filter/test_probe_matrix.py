@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
+import pytest
 from ansible_collections.headcni.mesh.plugins.filter.probe_matrix import (
+    LATENCIES,
     MOST_LINES,
     NEXT,
     NODE_CHECKS,
@@ -155,3 +159,95 @@ def test_a_thousand_failures_are_counted_and_not_all_shown():
     assert shown["failed"] == 1200
     assert f"{1200 - MOST_LINES:,} more failures" in shown["lines"]
     assert len(shown["lines"]) < MOST_LINES + 20
+
+
+LOSS = {"ok": True, "detail": "1 of 20 pings were lost", "percent": 5.0, "ms": 1.26}
+SENT = {"ok": True, "detail": "945 Mbit/s", "mbit": 945.2}
+FULL = {"mtu4": GOOD, "mtu": 1280, "loss": LOSS, "throughput": SENT}
+
+
+def test_a_pair_has_its_latency_loss_mtu_and_throughput():
+    shown = matrix(
+        {
+            "node1": reached("node2", path=DIRECT, **FULL),
+            "node2": reached("node1", path=RELAYED, mtu4=BAD, mtu=1280),
+        }
+    )
+    start = next(at for at, line in enumerate(shown["lines"]) if line.startswith("pair"))
+    assert shown["lines"][start : start + 3] == [
+        "pair            path     latency  loss  MTU   throughput  through",
+        "node1 -> node2  direct   1.3 ms   5 %   1280  945 Mbit/s  192.168.7.12:41641",
+        "node2 -> node1  relayed  12.0 ms                          DERP region lab (999)",
+    ]
+    assert shown["pairs"][0] == {
+        "from": "node1",
+        "to": "node2",
+        "path": "direct",
+        "through": "192.168.7.12:41641",
+        "latency_ms": 1.26,
+        "loss_percent": 5.0,
+        "mtu": 1280,
+        "throughput_mbit": 945.2,
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 12, 20])
+@pytest.mark.parametrize("name", ["n{}", "node{}", "a-very-long-name-of-a-machine-{}.example.com"])
+@pytest.mark.parametrize("path", [DIRECT, RELAYED, {**DIRECT, "through": "[2001:db8::7:12]:41641"}])
+def test_the_tables_are_at_most_80_columns_wide(size, name, path):
+    names = [name.format(number) for number in range(1, size + 1)]
+    found = {one: reached(*others, path=path, **FULL) for one, others in chosen(names).items()}
+    lines = matrix(found)["lines"]
+    tables = lines[: next(at for at, line in enumerate(lines) if line.startswith("checked"))]
+    assert max(map(len, tables)) <= 80, max(tables, key=len)
+
+
+def test_a_matrix_of_many_nodes_has_numbers_and_latencies_and_a_legend():
+    found = fleet(8, path=DIRECT, **FULL)
+    found["node3"]["results"]["node5"]["v4"] = BAD
+    found["node1"]["results"]["node2"] = {"v4": GOOD, "path": RELAYED}
+    found["node7"] = {"problem": "unreachable"}
+    lines = matrix(found)["lines"]
+    assert lines[0] == "to        1   2   3   4   5   6   7   8"
+    assert lines[1] == "1 node0   - 1.3 1.3 1.3 1.3 1.3 1.3 1.3"
+    assert lines[2].startswith("2 node1 1.3   - 12r 1.3")
+    assert lines[4].split()[7] == "X"
+    assert lines[8].split()[2:] == ["?"] * 8
+    assert lines[9] == LATENCIES
+
+
+def test_every_check_of_every_pair_is_a_case_of_the_junit_file():
+    found = {
+        "node1": reached("node2", mtu4=BAD, loss=LOSS, beyond={"outside": GOOD}),
+        "node2": {"problem": "it cannot be reached <&>\x1b"},
+        "node3": {"results": {}, "targets": ("node1",)},
+    }
+    made = matrix(found)
+    top = ElementTree.fromstring(made["junit"])
+    cases = {(one.get("classname"), one.get("name")): one for one in top.iter("testcase")}
+    assert list(cases) == [
+        ("headcni.node1", "pod"),
+        ("headcni.node1", "outside"),
+        ("headcni.node2", "pod"),
+        ("headcni.node3", "pod"),
+        ("headcni.node3 -> node1", "ping"),
+        ("headcni.node1 -> node2", "v4"),
+        ("headcni.node1 -> node2", "mtu4"),
+        ("headcni.node1 -> node2", "dns"),
+        ("headcni.node1 -> node2", "loss"),
+    ]
+    failed = {key for key, one in cases.items() if one.find("failure") is not None}
+    assert len(failed) == made["failed"] == 3 and ("headcni.node1 -> node2", "mtu4") in failed
+    assert cases["headcni.node1 -> node2", "dns"].find("skipped") is not None
+    assert cases["headcni.node2", "pod"].find("failure").text == "it cannot be reached <&>?"
+    assert top.attrib == {"tests": "9", "failures": "3", "errors": "0", "skipped": "1"}
+
+
+def test_throughput_is_part_of_the_results_of_a_pair():
+    known = {
+        "node1": {
+            "headcni_probed": {"reached": reached("node2")["results"]},
+            "headcni_measured": {"throughput": {"node2": {**SENT, "ok": False, "mbit": None}}},
+        }
+    }
+    assert of_hosts(["node1"], known, {})["failed"] == 1

@@ -251,3 +251,31 @@ def test_a_path_that_tailscaled_does_not_know_is_neither():
     error = LocalAPIError("no-answer", "tailscaled did not answer")
     assert path_of(error)[0] == "unknown"
     assert path_of(DERP, error, seconds=0.2)[0] == "relayed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a raw socket")
+def test_lost_pings_are_counted_by_target(monkeypatch):
+    monkeypatch.setattr(probe, "LATE_SECONDS", 0.2)
+    wanted = [probe.Echo("a", "v4", "127.0.0.1"), probe.Echo("b", "v4", "127.255.255.255")]
+    answered, silent = probe.quality(wanted, 5)
+    assert answered["ok"] and answered["percent"] == 0 and 0 < answered["ms"] < 200
+    assert silent == {
+        "ok": False,
+        "detail": "5 of 5 pings were lost",
+        "percent": 100.0,
+        "ms": None,
+    }
+
+
+def test_a_connections_throughput_is_what_the_other_side_has_counted():
+    data = probe_pod.listening(0)
+    threading.Thread(target=probe_pod.count, args=[data], daemon=True).start()
+    found = probe.throughput("127.0.0.1", data.getsockname()[1], 0.2)
+    assert found["ok"] and found["mbit"] > 1 and found["detail"].endswith(" Mbit/s")
+
+
+def test_without_a_probe_there_is_no_throughput():
+    with probe_pod.listening(0) as data:
+        port = data.getsockname()[1]
+    found = probe.throughput("127.0.0.1", port, 0.2)
+    assert found["ok"] is False and found["mbit"] is None and "refused" in found["detail"]
