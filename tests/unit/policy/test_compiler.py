@@ -353,6 +353,40 @@ def test_a_thousand_policies_on_one_pod_are_no_more_rules_than_one():
     assert longest[1000] == longest[1]
 
 
+def egress_by_name(name: str, *peers: dict) -> Policy:
+    rule = {"ports": [{"port": name}], **({"to": list(peers)} if peers else {})}
+    return policy({"podSelector": {}, "policyTypes": ["Egress"], "egress": [rule]})
+
+
+def test_a_changed_port_name_counts_although_no_pod_had_either_name():
+    far = pod("a", "peer", 5, "x", node="far")
+    packet = Packet(str(WEB.addresses[0]), str(far.addresses[0]), TCP, 443, oifname="tailscale0")
+    compiler = compiled(world_of([WEB], egress_by_name("one", {"podSelector": {}})), [bound(WEB)])
+    compiler.policy_changed(("a", "one"), egress_by_name("two", {"podSelector": {}}))
+    compiler.pod_changed(far.key, far._replace(ports=(ContainerPort("two", 443, TCP),)))
+    assert passes(compiler.desired, packet)
+    compiler.pod_changed(far.key, far._replace(ports=(ContainerPort("one", 443, TCP),)))
+    assert not passes(compiler.desired, packet)
+
+
+@pytest.mark.parametrize(
+    ("peers", "host_network", "allowed"),
+    [
+        ([{"ipBlock": {"cidr": "10.2.0.0/16"}}], False, False),
+        ([{"ipBlock": {"cidr": "10.2.0.0/16"}}, {"podSelector": {}}], False, True),
+        ([], False, True),
+        ([], True, False),
+    ],
+)
+def test_a_port_name_means_the_ports_of_pods_and_not_of_an_ip_block(peers, host_network, allowed):
+    far = pod("a", "peer", 5, "x", node="far")
+    far = far._replace(ports=(ContainerPort("two", 443, TCP),), host_network=host_network)
+    world = world_of([WEB, far], egress_by_name("two", *peers))
+    packet = Packet(str(WEB.addresses[0]), str(far.addresses[0]), TCP, 443, oifname="tailscale0")
+    assert passes(compiled(world, [bound(WEB)]).desired, packet) is allowed
+    assert explain(world, WEB, far, 443).allowed is allowed
+
+
 def test_nothing_is_left_when_all_is_gone(compiler):
     empty = state_of(Compiler())
     for one in (WEB, MATE):

@@ -52,13 +52,23 @@ class Profile(NamedTuple):
     policies: Tuple[Key, ...]
     is_open: bool  # some rule allows everything
     sets: Tuple[FrozenSet[PodPeer], ...]  # those that its chains use
-    numbers: Tuple[Tuple[PodPeer, PortName], ...]
+    numbers: FrozenSet[Tuple[PodPeer, PortName]]
     shared: Tuple[str, ...]  # chains and sets that other profiles may use, too
     maps: Tuple[str, ...]
 
 
-# The direction, the policies, who may use which ports, and who may use all.
-_ProfileKey = Tuple[str, Tuple[Key, ...], FrozenSet[Allowed], FrozenSet[object]]
+class _ProfileKey(NamedTuple):
+    """Pods with the same share a profile."""
+
+    direction: str
+    policies: Tuple[Key, ...]
+    allowed: FrozenSet[Allowed]  # who may use which ports
+    everywhere: FrozenSet[object]  # who may use all of them
+    # The names of ports whose numbers decide about `allowed`. Two rules with different names may
+    # allow the same today, and something else as soon as a pod has one of them.
+    numbers: FrozenSet[Tuple[PodPeer, PortName]]
+
+
 _T = TypeVar("_T")
 
 
@@ -370,9 +380,10 @@ class Compiler:
             return None
         allowed, everywhere, numbers = self._allowed(policies, direction, pod)
         keys = tuple(policy.key for policy in policies)
-        key: _ProfileKey = direction, keys, frozenset(allowed), frozenset(everywhere)
+        parts = frozenset(allowed), frozenset(everywhere), frozenset(numbers)
+        key = _ProfileKey(direction, keys, *parts)
         if key not in self._profiles:
-            self._profiles[key] = self._build(*key, numbers)
+            self._profiles[key] = self._build(*key)
             return key
         for peer, name in numbers:  # the profile counts them once
             self._peers.leave_numbers(peer, name)
@@ -436,10 +447,10 @@ class Compiler:
         keys: Tuple[Key, ...],
         allowed: FrozenSet[Allowed],
         everywhere: FrozenSet[object],
-        numbers: Tuple[Tuple[PodPeer, PortName], ...],
+        numbers: FrozenSet[Tuple[PodPeer, PortName]],
     ) -> Profile:
         # In the name is what the chain says and for whom, so that the same has the same name.
-        said = sorted(map(repr, allowed)), sorted(map(repr, everywhere)), keys
+        said = *(sorted(map(repr, one)) for one in (allowed, everywhere, numbers)), keys
         name = f"{direction.lower()}_{digest(said)}"
         if ANYONE in everywhere:
             return Profile(name, direction, keys, True, (), numbers, (), ())

@@ -187,20 +187,25 @@ def _allows(
     version: int,
 ) -> str:
     """Why the rule does, in words; empty if it does not."""
-    peer = "everyone"
+    matching: list[Optional[Peer]] = [None]
     if rule.peers is not None:
-        matching = (one for one in rule.peers if _is_peer(world, policy, one, other, version))
-        found = next(matching, None)
-        if found is None:
-            return ""
-        peer = str(found)
-    if rule.ports is None:
-        return f"{peer}, on every port"
-    target = pod if direction == INGRESS else other
-    for one in rule.ports:
-        if one.protocol == protocol and _has_port(one, target, port):
-            return f"{peer}, on {one}"
+        matching = [one for one in rule.peers if _is_peer(world, policy, one, other, version)]
+    for peer in matching:
+        who = "everyone" if peer is None else str(peer)
+        if rule.ports is None:
+            return f"{who}, on every port"
+        target = pod if direction == INGRESS else _named_by(peer, other)
+        for one in rule.ports:
+            if one.protocol == protocol and _has_port(one, target, port):
+                return f"{who}, on {one}"
     return ""
+
+
+def _named_by(peer: Optional[Peer], other: End) -> End:
+    """Whose names of ports a rule for egress means: those of pods, but not of an ipBlock's
+    addresses, even if a pod has one of them."""
+    is_pod = isinstance(other, Pod) and other.counts and (peer is None or peer.block is None)
+    return other if is_pod else ""
 
 
 def _is_peer(world: World, policy: Policy, peer: Peer, other: End, version: int) -> bool:

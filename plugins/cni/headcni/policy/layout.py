@@ -33,7 +33,6 @@ PEER_FIELD = {INGRESS: "saddr", EGRESS: "daddr"}
 _JUST_BEFORE_FILTERS = -10
 _ND_SOLICIT, _ND_ADVERT = 135, 136
 _MULTICAST, _BROADCAST = 2, 1  # types of packets
-_RS, _MLD_REPORT = 133, 143
 
 
 def pods_map(direction: str, version: int) -> str:

@@ -380,5 +380,6 @@ def _name(peers: FrozenSet[PodPeer]) -> str:
 
 
 def digest(of: object) -> str:
-    """A short name for something, by what it says."""
-    return sha256(repr(of).encode()).hexdigest()[:12]
+    """A name for something, by what it says. It is so long that nobody can write a policy whose
+    parts get the names of another policy's parts."""
+    return sha256(repr(of).encode()).hexdigest()[:24]
