@@ -24,10 +24,13 @@ class Packet(NamedTuple):
     oifname: str = "headcni0"
     state: int = NEW
     pkttype: int = 0
+    hop_limit: int = 64
 
     def header(self) -> bytes:
         source, destination = ip_address(self.source), ip_address(self.destination)
-        return bytes(12 if source.version == 4 else 8) + source.packed + destination.packed
+        if source.version == 4:
+            return bytes(12) + source.packed + destination.packed
+        return bytes(7) + bytes([self.hop_limit]) + source.packed + destination.packed
 
     def meta(self, key: int) -> bytes:
         name = {6: self.iifname, 7: self.oifname}.get(key)

@@ -267,10 +267,18 @@ def test_what_does_not_lead_to_pods_is_not_judged(compiler):
 
 
 def test_neighbour_discovery_passes(compiler):
-    link_local = Packet("fe80::1", "fe80::2", 58, 135)
+    link_local = Packet("fe80::1", "fe80::2", 58, 135, hop_limit=255)
     assert passes(compiler.desired, link_local)
     assert passes(compiler.desired, link_local._replace(port=136))
     assert not passes(compiler.desired, link_local._replace(port=128))
+    assert not passes(compiler.desired, link_local._replace(port=134))
+
+
+def test_what_came_through_a_router_is_no_neighbour_discovery(compiler):
+    client, web = FAR.addresses[1], WEB.addresses[1]
+    forged = Packet(str(client), str(web), 58, 135, iifname="tailscale0", hop_limit=254)
+    assert not passes(compiler.desired, forged)
+    assert not passes(compiler.desired, forged._replace(port=136))
 
 
 @pytest.mark.parametrize(
@@ -320,6 +328,36 @@ def test_groups_of_pods_are_reached_only_while_nobody_is_isolated(compiler):
     mdns = Packet(str(MATE.addresses[0]), "224.0.0.251", UDP, 443, pkttype=2)
     assert not passes(compiler.desired, mdns)
     compiler.policy_changed(("a", "one"), None)
+    assert passes(compiler.desired, mdns)
+
+
+@pytest.mark.parametrize("group", ["224.0.0.251", "255.255.255.255", "ff02::fb"])
+@pytest.mark.parametrize("pkttype", [0, 1, 2])
+@pytest.mark.parametrize("deny_unknown", [True, False])
+def test_groups_are_closed_to_isolated_pods_in_frames_of_every_kind(group, pkttype, deny_unknown):
+    world = world_of([WEB, MATE], policy(FROM_DB))
+    desired = compiled(world, [bound(WEB), bound(MATE)], deny_unknown=deny_unknown).desired
+    source = str(MATE.addresses[":" in group])
+    assert not passes(desired, Packet(source, group, UDP, 5353, pkttype=pkttype))
+
+
+def test_groups_are_closed_while_a_pod_is_not_known():
+    elsewhere = policy(FROM_DB, space="c")
+    compiler = compiled(world_of([MATE], elsewhere), [bound(MATE)])
+    mdns = Packet(str(MATE.addresses[0]), "224.0.0.251", UDP, 443, pkttype=2)
+    from_unknown = mdns._replace(source=str(WEB.addresses[0]))
+    assert passes(compiler.desired, mdns)
+    compiler.bind(bound(WEB))
+    assert not passes(compiler.desired, mdns)
+    assert not passes(compiler.desired, from_unknown)
+    compiler.deny_unknown(False)
+    assert passes(compiler.desired, from_unknown)
+    compiler.deny_unknown(True)
+    compiler.pod_changed(WEB.key, WEB)
+    assert passes(compiler.desired, from_unknown)
+    compiler.awaits(bound(FAR).owner)
+    assert not passes(compiler.desired, mdns)
+    compiler.arrived(bound(FAR).owner)
     assert passes(compiler.desired, mdns)
 
 

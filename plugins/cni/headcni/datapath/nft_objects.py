@@ -462,6 +462,20 @@ def icmpv6_type(first: int, last: int) -> bytes:
     )
 
 
+def neighbour_discovery(first: int, last: int) -> bytes:
+    """ICMPv6 of these types from a neighbour: a router would have lowered the hop limit."""
+    from_the_link = meta_is("nfproto", _NFPROTO[6]) + _load(_NETWORK, 7, 1) + _compare(b"\xff")
+    return from_the_link + icmpv6_type(first, last)
+
+
+def to_a_group(version: int) -> bytes:
+    """Multicast and broadcast, by the address."""
+    first, how = (b"\xe0\0\0\0", _AT_LEAST) if version == 4 else (b"\xff", _EQUAL)
+    offset, _length = _FIELDS[version, "daddr"]
+    where = _load(_NETWORK, offset, len(first))
+    return meta_is("nfproto", _NFPROTO[version]) + where + _compare(first, how)
+
+
 def address_in(version: int, field: str, name: str) -> bytes:
     """`field` is saddr or daddr."""
     where = _load(_NETWORK, *_FIELDS[version, field])

@@ -26,7 +26,7 @@ from . import bindings, layout
 from .bindings import Binding
 from .desired import Desired
 from .kernel import has_link, seen
-from .layout import COMMENT, LINKS, PEERS, TABLE, link_key
+from .layout import COMMENT, GROUPS, LINKS, PEERS, TABLE, link_key
 
 if TYPE_CHECKING:
     from .enforcer import Enforcer
@@ -71,14 +71,14 @@ def admit(
 def expect(network: NetworkConfig, owner: Owner) -> None:
     """In the daemon, before another process runs an ADD: that process cannot change the table."""
     if _enforcer is not None and network.enable_network_policy:
-        _enforcer.expect(bindings.link_of(network, owner))
+        _enforcer.expect(bindings.link_of(network, owner), owner)
 
 
-def settle() -> None:
+def settle(owner: Owner) -> None:
     """After that process: give what it added its rules, and forget what it deleted."""
     if _enforcer is not None:
         with suppress(CniError):  # the next regular pass tries again
-            _enforcer.settle()
+            _enforcer.settle(owner)
 
 
 def dismiss(owner: Owner, addresses: Iterable[Address]) -> None:
@@ -148,6 +148,10 @@ def close_by(kernel: Netlink, binding: Binding, store: Store, port: int) -> bool
         requests.append(nft.add_elements(TABLE, LINKS, {link_key(binding.link): None}))
     if requests and table.owner not in (0, port):
         return False
+    if not binding.exempt and table.owner in (0, port) and store.read(is_closed):
+        # Nobody knows whether this pod may get packets to several pods at once.
+        requests.append([nft.flush_chain(TABLE, GROUPS)])
+        requests.append(nft.new_rules(TABLE, layout.groups_chain(DROP)))
     kernel.commit(nft.SUBSYSTEM, [one for those in requests for one in those])
     return True
 

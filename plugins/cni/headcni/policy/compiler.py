@@ -94,6 +94,8 @@ class Compiler:
         self._of: Dict[Tuple[Owner, str], Optional[_ProfileKey]] = {}  # None: open
         self._shared: Counter[str] = Counter()
         self._stale: Set[Owner] = set()
+        self._unknown: Set[Owner] = set()  # bindings whose pods are not known
+        self._awaited: Set[Owner] = set()  # that other processes are adding
         self._found: Dict[object, Optional[_ProfileKey]] = {}  # by what a pod looks like
         for one in layout.sets().values():
             self.desired.add_set(one)
@@ -176,6 +178,16 @@ class Compiler:
         """Close what is not known behind this link from now on: a pod will be added there."""
         self.desired.put(layout.LINKS, layout.link_key(link))
 
+    def awaits(self, owner: Owner) -> None:
+        """Until it has arrived, the pod may be there without being known."""
+        self._awaited.add(owner)
+        self._set_fixed_chains()
+
+    def arrived(self, owner: Owner) -> None:
+        """The process that was to add it has ended."""
+        self._awaited.discard(owner)
+        self._set_fixed_chains()
+
     def unbind(self, owner: Owner) -> None:
         binding = self.bindings.get(owner)
         if binding is not None:
@@ -234,7 +246,8 @@ class Compiler:
         self.desired.add_chain(layout.unknown_chain(self._verdict_on_unknown))
         used = (self._profiles[key] for key, users in self._users.items() if users)
         isolated = any(not profile.is_open for profile in used)
-        self.desired.add_chain(layout.groups_chain(DROP if isolated else ACCEPT))
+        unknown = self.denies_unknown and bool(self._unknown or self._awaited)
+        self.desired.add_chain(layout.groups_chain(DROP if isolated or unknown else ACCEPT))
 
     def _labels_of(self, namespace: str) -> Labels:
         return self.world.labels_of(namespace)
@@ -258,6 +271,7 @@ class Compiler:
         owner, key = binding.owner, binding.key
         del self.bindings[owner]
         self._stale.discard(owner)
+        self._unknown.discard(owner)
         self._last.pop(owner, None)
         _discard(self._by_pod, key, owner)
         _discard(self._by_namespace, key[0], owner)
@@ -315,7 +329,9 @@ class Compiler:
     def _lead(self, binding: Binding) -> None:
         """Write the elements of a pod's addresses."""
         pod = self._pod_of(binding)
+        self._unknown.discard(binding.owner)
         if pod is None and not binding.exempt:
+            self._unknown.add(binding.owner)
             for name, element in layout.keys_of((*binding.addresses, *binding.more)):
                 self.desired.remove(name, element)
             for direction in DIRECTIONS:

@@ -107,6 +107,7 @@ class Enforcer:
         self._read: Dict[str, int] = {}  # what counters of the table said last
         self._whose: Dict[str, Tuple[Tuple[Key, ...], str]] = {}  # policies and direction of each
         self._expected: set[str] = set()  # links that other processes were to add pods to
+        self._awaited: set[Owner] = set()  # pods that other processes are adding
         self._numbers = Report(False, (), 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, "")
         self._repaired_at = 0.0
         self._loop = Periodic("policies", self._pass, interval, delay=self._delay)
@@ -166,6 +167,8 @@ class Enforcer:
             before, self._compiler = self._compiler, compiler
             for name in self._links_to_keep():
                 compiler.expect(name)
+            for owner in self._awaited:
+                compiler.awaits(owner)
             if before is not None and self._in_force:
                 compiler.desired.follow(before.desired)
             try:
@@ -284,24 +287,29 @@ class Enforcer:
             elif not self._close(binding):
                 raise self._taken_by_another()
 
-    def expect(self, link: str) -> None:
-        """Another process is about to run an ADD of a pod behind this link."""
+    def expect(self, link: str, owner: Owner) -> None:
+        """Another process is about to run an ADD of a pod behind this link, until `settle`."""
         with self._lock:
             self._expected.add(link)
+            self._awaited.add(owner)
             if self._compiler is not None:
                 with self._changing() as compiler:
                     compiler.expect(link)
+                    compiler.awaits(owner)
             else:
-                self._close(Binding(Owner("", "", ""), PodRef(), (), (), link))
+                self._close(Binding(owner, PodRef(), (), (), link))
 
-    def settle(self) -> None:
-        """Take in what other processes have added and deleted, as the store has it."""
+    def settle(self, owner: Owner) -> None:
+        """Take in what other processes have added and deleted, as the store has it. The one for
+        this owner has ended."""
         with self._lock:
+            self._awaited.discard(owner)
             if self._compiler is None:
                 self._reconcile()
                 return
-            with self._changing():
+            with self._changing() as compiler:
                 self._reconcile()
+                compiler.arrived(owner)
 
     def dismiss(self, owner: Owner) -> None:
         """For DEL: forget the addresses. What the kernel refuses, the next pass repairs, or the ADD

@@ -93,12 +93,14 @@ def _base(name: str, hook: str, direction: str, later: int) -> Chain:
         nft.established() + accept,
         nft.link_not_in(links, LINKS) + accept,
         # Neighbour discovery is not a connection. Pods speak it with the node and, over a bridge,
-        # with each other.
-        nft.icmpv6_type(_ND_SOLICIT, _ND_ADVERT) + accept,
+        # with each other. Anything that came through a router only looks like it.
+        nft.neighbour_discovery(_ND_SOLICIT, _ND_ADVERT) + accept,
     ]
     if hook == "forward":
         to_groups = nft.verdict(Verdict("goto", GROUPS))
+        # A frame to one pod may carry an address of a group, and the other way round.
         rules += [nft.meta_is("pkttype", kind) + to_groups for kind in (_BROADCAST, _MULTICAST)]
+        rules += [nft.to_a_group(one) + to_groups for one in VERSIONS]
         rules += [nft.both_addresses_in(one, self_set(one)) + accept for one in VERSIONS]
     rules += [nft.address_verdict(one, field, pods_map(direction, one)) for one in VERSIONS]
     rules.append(nft.verdict(Verdict("goto", UNKNOWN)))

@@ -212,9 +212,11 @@ class CniServer:
         before = attachment()
         if env.get("CNI_COMMAND") == "ADD":
             admission.expect(network, owner)
-        with self._calls.left_to_its_shim(call):
-            report = call.hand_back()
-        admission.settle()
+        try:
+            with self._calls.left_to_its_shim(call):
+                report = call.hand_back()
+        finally:
+            admission.settle(owner)
         if report is None:
             return None
         known = before if asked.command == "DEL" else attachment()
