@@ -372,7 +372,12 @@ def _login_error(health: Iterable[str]) -> str:
 # What a login server says of a key that no waiting makes better, and what to do about it.
 _FINAL = (
     ("expired", "make a new key; it was too old when it was used"),
-    ("already used", "make a new key, or a reusable one if several nodes share it"),
+    (
+        "already used",
+        "make a new key, or a reusable one if several nodes share it. If the key was new: a node "
+        "with tags that has logged out stays expired, and Headscale says so only after it has used "
+        "the key up: run `headscale nodes expire --identifier ID --disable` there",
+    ),
     ("tags", "leave `tags` out: Headscale gives a node the tags of its key"),
     ("invalid", "give a key that this very server has made"),
     ("not found", "give a key that this very server has made"),

@@ -4,6 +4,7 @@ the letter, makes pods communicate again."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -105,16 +106,23 @@ class Broken:
 
 @pytest.fixture(scope="module")
 def broken():
+    """With HEADCNI_KEEP_LAB=1 the lab stays, and the next run starts with it at once."""
     lab = LabCommand("brk")
-    lab("down")
-    lab("up", "--nodes", str(len(NODES)))
-    site = Site(lab)
-    site()
+    keep = bool(os.environ.get("HEADCNI_KEEP_LAB"))
     traffic = Traffic(lab, NODES)
-    traffic.pods()
+    site = Site(lab)
+    if keep and "node1" in lab("status", check=False).stdout:
+        site()
+        traffic.find_pods()
+    else:
+        lab("down")
+        lab("up", "--nodes", str(len(NODES)))
+        site()
+        traffic.pods()
     traffic.reached()
     yield Broken(lab, site, traffic)
-    lab("down")
+    if not keep:
+        lab("down")
 
 
 def test_nodes_without_a_fault_have_no_finding(broken):
@@ -220,6 +228,22 @@ def test_two_nodes_have_the_same_range(broken):
         broken.traffic.reached()
     finally:
         broken.lab.on("node2", f"tailscale set --advertise-routes={','.join(theirs)}")
+
+
+def test_the_node_is_logged_out(broken):
+    broken.on("tailscale logout")
+    broken.cut()
+    broken.cured("logged-out")
+
+
+def test_the_key_is_about_to_expire(broken):
+    me = next(one["id"] for one in at_headscale(broken.lab) if one["givenName"] == "node1")
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 7200))
+    broken.lab.on("control", f"/opt/lab/headscale/headscale nodes expire -i {me} --expiry {soon}")
+    status = lambda: broken.on("headcnictl status", check=False)  # noqa: E731
+    until(lambda: "expires in 1h" in status(), 60, status, every=1)
+    broken.cured("key-expires")
+    assert "expires in" not in status()
 
 
 def test_a_silent_resolver_is_named(broken):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from headscale_proxy import headscale_proxy
+from headscale_server import from_headscale
 from lab_command import CHECKOUT
 
 ROLE = "headcni.mesh.headscale_routes"
@@ -156,6 +157,25 @@ def test_a_key_is_minted_only_if_a_host_must_log_in(joined, headscale):
     joined.hosts["alpha"]["tailscale_standing"]["needs_login"] = False
     joined.ok("key")
     assert headscale.ask("GET", "preauthkey")["preAuthKeys"][-1]["reusable"] is False
+
+
+@from_headscale(0, 29)
+def test_a_node_with_tags_that_must_log_in_does_not_keep_its_expiry(joined, headscale):
+    """Seen with Headscale 0.29: it takes the key, and the node is as expired as before."""
+    headscale.ask("PUT", "policy", {"policy": '{"tagOwners": {"tag:headcni": ["headcni@"]}}'})
+    for host in joined.hosts:
+        node = headscale.nodes[host]
+        headscale.ask("POST", f"node/{node['id']}/tags", {"tags": ["tag:headcni"]})
+        headscale.approve(node, joined.hosts[host]["headcni_node_preflight"]["pod_cidrs"][0])
+        headscale.ask("POST", f"node/{node['id']}/expire")
+    logged_out, expired, other = (joined.hosts[host]["tailscale_standing"] for host in joined.hosts)
+    logged_out.update(needs_login=True, node_key="")
+    expired.update(needs_login=True)
+    assert other["needs_login"] is False
+    assert changes(joined.ok("key")) == 2, "the nodes, and the key"
+    assert [headscale.nodes[host]["expiry"] is None for host in joined.hosts] == [
+        *(True, True, False)
+    ]
 
 
 @pytest.mark.parametrize("failing", [[], ["alpha"], ["alpha", "beta", "gamma"]])
