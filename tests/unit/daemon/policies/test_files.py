@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
+from patience import until
 
 from headcni.daemon.policies import files
 from headcni.daemon.policies.files import PolicyFiles
@@ -32,6 +34,12 @@ kind: Pod
 metadata: {name: web-2, namespace: shop, labels: {app: web}}
 status: {podIPs: [{ip: 10.244.2.7}, {ip: "fd44:0:0:2::7"}]}
 """
+BOMB = "  a0: &a0 [x]\n" + "".join(
+    f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+MERGES = "  a0: &a0 {x: 1}\n" + "".join(
+    f"  a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)
+)
 MISTAKE = DENY.replace("podSelector: {}", "podSelektor: {}")
 
 
@@ -43,7 +51,7 @@ class Folder:
         self.files = self.opened()
 
     def opened(self) -> PolicyFiles:
-        return PolicyFiles(str(self.kept), str(self.policies.parent))
+        return PolicyFiles(str(self.kept), str(self.policies.parent), settled=0)
 
     def write(self, name: str, text: str) -> Path:
         path = self.policies / name
@@ -115,7 +123,12 @@ def test_a_new_a_changed_and_a_deleted_file_are_noticed(folder):
         (ALLOW_WEB.replace("5432", "70000"), "1 to 65535"),
         ("\udc80", "not YAML"),
         ("x" * (files.LARGEST_FILE + 1), "more than 1 MiB"),
-        ("&a [" + "*a, " * 10 + "]", "kind is missing"),
+        ("&a [" + "*a, " * 10 + "]", "with its aliases"),
+        (SHOP + "status: &a [*a]\n", "with its aliases"),
+        (SHOP + "status:\n" + BOMB, "with its aliases"),
+        (SHOP + "status:\n" + MERGES, "with its aliases"),
+        (SHOP + "status: [&a " + "x" * 100_000 + ", " + "*a, " * 20 + "]", "with its aliases"),
+        (SHOP + "status: {? [a, b] : c}\n", "expected texts as keys"),
         ("[" * 5000, "not YAML"),
     ],
 )
@@ -171,6 +184,74 @@ def test_a_file_that_others_may_change_is_refused(folder):
     assert "may be changed by others" in problem and "0644" in problem
     path.chmod(0o644)
     assert folder.files.look() and names(folder) == {"deny"}
+
+
+def test_aliases_of_a_reasonable_size_are_read(folder):
+    twice = (
+        f"kind: List\nitems:\n- &p {json.dumps({'kind': 'Namespace', 'metadata': {'name': 'a'}})}"
+    )
+    folder.write("a.yaml", twice + "\n- {<<: *p, metadata: {name: b}}\n")
+    assert folder.files.look() and folder.files.problems == ()
+    assert set(folder.files.declared.namespaces) == {"a", "b"}
+
+
+def test_a_folder_that_others_may_change_is_refused(folder):
+    folder.write("a.yaml", DENY)
+    folder.files.look()
+    folder.policies.chmod(0o777)
+    folder.write("b.yaml", ALLOW_WEB)
+    assert not folder.files.look() and names(folder) == {"deny"}
+    (problem,) = folder.files.problems
+    assert "may be changed by others" in problem and "0755" in problem
+    folder.policies.chmod(0o755)
+    assert folder.files.look() and names(folder) == {"deny", "allow-web"}
+
+
+@pytest.mark.parametrize("target", ["nowhere.yaml", "b.yaml"])
+def test_a_link_that_leads_nowhere_is_a_mistake(folder, target):
+    path = folder.write("b.yaml", DENY)
+    folder.files.look()
+    path.unlink()
+    path.symlink_to(folder.policies / target)
+    assert not folder.files.look() and names(folder) == {"deny"}
+    (problem,) = folder.files.problems
+    assert f"{path} cannot be read" in problem
+
+
+def test_a_file_is_read_when_nobody_has_written_to_it_for_a_moment(folder):
+    """The first half of a file may be without a mistake, and say something else."""
+    folder.write("a.yaml", DENY)
+    folder.files.look()
+    patient = PolicyFiles(str(folder.kept), str(folder.policies.parent), settled=0.4)
+    with (folder.policies / "b.yaml").open("w") as file:
+        for line in f"{ALLOW_WEB}---\n{SHOP}".splitlines():
+            file.write(f"{line}\n")
+            file.flush()
+            assert not patient.look() and patient.declared is None
+            time.sleep(0.05)
+    until(patient.look)
+    assert set(patient.declared.policies) == {("shop", "deny"), ("shop", "allow-web")}
+    assert "shop" in patient.declared.namespaces and patient.problems == ()
+
+
+def test_a_deleted_file_counts_when_no_other_has_taken_its_place_for_a_moment(folder):
+    path = folder.write("a.yaml", DENY)
+    patient = PolicyFiles(str(folder.kept), str(folder.policies.parent), settled=0.2)
+    until(patient.look)
+    path.unlink()
+    assert not patient.look()
+    folder.write("a.yaml", DENY)
+    assert not patient.look()
+    until(patient.look)
+    assert set(patient.declared.policies) == {("shop", "deny")}
+
+
+def test_a_clock_that_is_behind_only_delays_the_files(folder):
+    path = folder.write("a.yaml", DENY)
+    os.utime(path, (time.time() + 9999,) * 2)
+    patient = PolicyFiles(str(folder.kept), str(folder.policies.parent), settled=0.2)
+    assert not patient.look()
+    until(patient.look)
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(folder):

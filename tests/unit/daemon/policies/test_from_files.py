@@ -162,3 +162,18 @@ def test_nothing_is_enforced_while_the_first_files_are_wrong(node):
     node.start()
     soon(lambda: node.source.problems())
     assert node.enforcer.world is None and not node.feed.is_complete()
+
+
+class Away:
+    def attachments(self):
+        raise OSError("the disk is away")
+
+
+def test_files_that_were_read_while_the_store_was_away_count_when_it_is_back(node):
+    (node.folder / "policies" / "a.yaml").write_text(POLICY)
+    store, node.store = node.store, Away()
+    node.start()
+    until(lambda: any("not known" in one for one in node.source.problems()))
+    node.store = store
+    until(lambda: node.enforcer.world is not None)
+    assert set(node.enforcer.world.policies) == {("shop", "deny")}

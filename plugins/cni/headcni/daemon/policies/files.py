@@ -1,7 +1,9 @@
 """Network policies from files, on a node without Kubernetes.
 
 All files are one set: if any of them has a mistake, the last set without a mistake stays in force.
-That set is kept on disk, so it also outlives a restart or a reboot with a wrong file.
+That set is kept on disk, so it also outlives a restart or a reboot with a wrong file. The beginning
+of a file may have no mistake and say something else than all of it, so files are read when nobody
+has changed any of them for a moment.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
+from math import inf
+from stat import S_IMODE, S_ISDIR, S_ISREG, S_IWGRP, S_IWOTH
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ...errors import CniError, shortened
@@ -25,12 +29,14 @@ KEPT = "policies.json"  # in the daemon's data directory
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_FILES = 1000
 LARGEST_FILE = 1 << 20
+MOST_TEXT = LARGEST_FILE  # with what aliases stand for
 LARGEST_SET = 8 << 20  # bytes of all files together
 MOST_OBJECTS = 20_000
 MOST_MAPPED = 10_000
 LONGEST_PATTERN = 512
 PROBLEMS_NAMED = 20
 LONGEST_PROBLEM = 1000
+SETTLED_SECONDS = 1.0  # without a change before files are read
 
 _PATTERN = r"[a-z0-9.*?-]+/[a-z0-9.*?-]+\Z"
 _LABELS_EXPECTED = "pods by namespace/name with their labels, such as shop/web-*: {app: web}"
@@ -54,9 +60,11 @@ class Declared(NamedTuple):
 class PolicyFiles:
     """The files as they were read last. Not thread-safe: one thread reads."""
 
-    def __init__(self, kept: str, folder: str) -> None:
-        """`kept` is the file that holds the last set without a mistake."""
-        self._kept = kept
+    def __init__(self, kept: str, folder: str, settled: float = SETTLED_SECONDS) -> None:
+        """`kept` is the file that holds the last set without a mistake. Files are read when nobody
+        has changed them for `settled` seconds."""
+        self._kept, self._settled = kept, settled
+        self._changing: Tuple[Mapping[str, Stamp], float] = {}, 0.0  # and since when it is so
         self._directory = os.path.join(folder, DIRECTORY)
         self._labels_file = os.path.join(folder, LABELS_FILE)
         self._seen: Optional[Mapping[str, Stamp]] = None
@@ -68,10 +76,12 @@ class PolicyFiles:
         seen: Optional[Mapping[str, Stamp]] = None
         try:
             seen = self._stamps()
-            if seen == self._seen:
+            if seen == self._seen or not self._is_settled(seen):
                 return False
             objects, mapped = self._read(sorted(seen))
             declared = declared_by(objects, mapped)
+            if self._stamps() != seen:  # somebody has just changed them
+                return False
         except _Wrong as wrong:
             self._complain(wrong.problems)
             self._seen = seen if wrong.is_lasting else None
@@ -85,6 +95,20 @@ class PolicyFiles:
         log.info("read", files=len(seen), policies=len(declared.policies))
         return True
 
+    def _is_settled(self, seen: Mapping[str, Stamp]) -> bool:
+        """Whether the files are older than a moment, or have been like this for so long: a clock
+        that was set back makes them younger than they are."""
+        newest = [time_ns for stamp in seen.values() for time_ns in stamp[-2:]]
+        with suppress(FileNotFoundError):  # no policies; its time tells when a file was deleted
+            newest.append(os.stat(self._directory).st_mtime_ns)
+        age = time.time() - max(newest, default=0) / 1e9
+        if age >= self._settled:
+            return True
+        now = time.monotonic()
+        if self._changing[0] != seen:
+            self._changing = seen, now
+        return now - self._changing[1] >= self._settled
+
     def _complain(self, problems: List[str]) -> None:
         named = [shortened(one, LONGEST_PROBLEM) for one in problems[:PROBLEMS_NAMED]]
         if len(problems) > len(named):
@@ -96,6 +120,8 @@ class PolicyFiles:
     def _stamps(self) -> Dict[str, Stamp]:
         paths = []
         try:
+            found = os.stat(self._directory)
+            _refuse_others(self._directory, found)
             with os.scandir(self._directory) as entries:
                 for entry in entries:
                     if entry.name.endswith(ENDINGS) and not entry.name.startswith("."):
@@ -111,7 +137,10 @@ class PolicyFiles:
         stamps: Dict[str, Stamp] = {}
         for path in paths:
             with suppress(FileNotFoundError):  # it was deleted just now
-                found = os.stat(path)
+                try:
+                    found = os.stat(path)
+                except OSError:  # a link that leads nowhere, which is a mistake
+                    found = os.lstat(path)
                 times = (found.st_mtime_ns, found.st_ctime_ns)
                 stamps[path] = (found.st_dev, found.st_ino, found.st_size, *times)
         return stamps
@@ -243,14 +272,9 @@ def _content(path: str) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
-            mode = S_IMODE(found.st_mode)
             if not S_ISREG(found.st_mode):
                 raise _Wrong([f"{path} is no file"])
-            if found.st_uid not in (0, os.geteuid()) or mode & (S_IWGRP | S_IWOTH):
-                said = f"its owner is {found.st_uid}, its mode {mode:04o}"
-                raise _Wrong(
-                    [f"{path} may be changed by others: {said}; give it to root with mode 0644"]
-                )
+            _refuse_others(path, found)
             text = file.read(LARGEST_FILE + 1)
     except OSError as problem:
         raise _Wrong([f"{path} cannot be read: {problem.strerror}"], is_lasting=False) from None
@@ -259,13 +283,26 @@ def _content(path: str) -> bytes:
     return text
 
 
+def _refuse_others(path: str, found: os.stat_result) -> None:
+    """Whoever may change a directory may also take a file out of it."""
+    mode = S_IMODE(found.st_mode)
+    if found.st_uid in (0, os.geteuid()) and not mode & (S_IWGRP | S_IWOTH):
+        return
+    wanted = "0755" if S_ISDIR(found.st_mode) else "0644"
+    said = f"its owner is {found.st_uid}, its mode {mode:04o}; give it to root with mode {wanted}"
+    raise _Wrong([f"{path} may be changed by others: {said}"], is_lasting=False)
+
+
 def _documents(path: str, text: bytes) -> List[Tuple[str, Any]]:
     """The objects in a file, each with its place. A List stands for its items."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        documents = list(YAML(typ="safe", pure=True).load_all(text.decode("utf-8")))
+        decoded = text.decode("utf-8")
+        if "&" in decoded and _written_out(YAML(typ="safe", pure=True).parse(decoded)) > MOST_TEXT:
+            raise _Wrong([f"{path} has more than {LARGEST_FILE >> 20} MiB with its aliases"])
+        documents = list(YAML(typ="safe", pure=True).load_all(decoded))
     except MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -276,10 +313,40 @@ def _documents(path: str, text: bytes) -> List[Tuple[str, Any]]:
     found: List[Tuple[str, Any]] = []
     for number, document in enumerate(documents, 1):
         place = path if len(documents) == 1 else f"{path}, document {number}"
+        try:  # it is kept as JSON
+            json.dumps(document, default=str)
+        except (TypeError, ValueError, RecursionError):
+            raise _Wrong([f"{place}: not an object of JSON: expected texts as keys"]) from None
         found += _items(place, document)
         if len(found) > MOST_OBJECTS:
             raise _Wrong([f"{path}: expected at most {MOST_OBJECTS} objects"])
     return found
+
+
+def _written_out(events: Iterable[Any]) -> float:
+    """How long the text would be with the content of each anchor in place of its aliases. They
+    can make a short text so long that no memory holds it."""
+    anchors: Dict[str, float] = {}
+    opened: List[Tuple[Optional[str], float]] = []  # what began before, and how long it all was
+    length = 0.0
+    for event in events:
+        kind, anchor = type(event).__name__, getattr(event, "anchor", None)
+        if kind == "AliasEvent":  # of itself, if the anchor's content has not ended
+            length += anchors.get(str(anchor), inf)
+        elif kind == "ScalarEvent":
+            length += 1 + len(event.value)
+            if anchor:
+                anchors[anchor] = 1 + len(event.value)
+        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
+            if anchor:
+                anchors[anchor] = inf
+            opened.append((anchor, length))
+            length += 1
+        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
+            anchor, before = opened.pop()
+            if anchor:
+                anchors[anchor] = length - before
+    return length
 
 
 def _items(place: str, document: Any) -> Iterator[Tuple[str, Any]]:

@@ -43,6 +43,7 @@ class FromFiles:
         kept = os.path.join(data_dir, files.KEPT)
         self._files = files.PolicyFiles(kept, folder)
         self._problem = ""
+        self._is_new = False  # whether the feed does not have what the files say
         self._loop = Periodic("policy-files", self._look, interval)
 
     def start(self) -> None:
@@ -62,7 +63,7 @@ class FromFiles:
         self._loop.wake()
 
     def _look(self) -> None:
-        is_new = self._files.look()
+        self._is_new = self._files.look() or self._is_new
         declared = self._files.declared
         if declared is None:
             return
@@ -74,9 +75,10 @@ class FromFiles:
             log.warn("pods keep the policies that they have", problem=problem)
             return
         # Namespaces and policies first: pods alone would be seen without any policy.
-        if is_new:
+        if self._is_new:
             self._feed.namespaces.listed(declared.namespaces, {})
             self._feed.policies.listed(declared.policies, {})
+            self._is_new = False
         self._feed.pods.listed(pods_of(attachments, declared, self._node_name), {})
 
 
