@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import secrets
+import shutil
 import signal
+import stat
+import string
 import subprocess
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +43,7 @@ class Ctl:
         return self.node.start_command(argv, env, "msg=ready")
 
     def command(self, *words: object) -> list[str]:
-        run = ["ip", "netns", "exec", self.node.netns.name, self.node.python, "-IS"]
+        run = [shutil.which("ip"), "netns", "exec", self.node.netns.name, self.node.python, "-IS"]
         return [*run, str(self.program), *map(str, words), "--config", str(self.file)]
 
     def __call__(self, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -99,3 +106,132 @@ def test_metrics_come_from_the_daemon_even_if_its_monitor_is_off(ctl):
     assert done.returncode == 1
     assert done.stdout.startswith("! headcni_condition\n")
     assert "condition=tailscale: 0" in done.stdout
+
+
+def random(length: int, letters: str = string.ascii_letters + string.digits) -> str:
+    return "".join(secrets.choice(letters) for _unused in range(length))
+
+
+def planted() -> dict[str, str]:
+    """Secrets that look like real ones, each new."""
+    digits = "0123456789abcdef"
+    parts = (b'{"alg":"RS256"}', b'{"sub":"system:node"}', secrets.token_bytes(64))
+    return {
+        "tailscale": f"tskey-auth-{random(12)}CNTRL-{random(32)}",
+        "headscale": f"hskey-api-{random(12)}-{random(64)}",
+        "old headscale": f"{random(10)}.{random(43)}",
+        "pre-auth": random(48, digits),
+        "nodekey": f"nodekey:{random(64, digits)}",
+        "private": f"privkey:{random(64, digits)}",
+        "jwt": ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts),
+        "pem": random(64),
+        "password": "correct-horse",
+        "kubeconfig": base64.b64encode(secrets.token_bytes(60)).decode(),
+    }
+
+
+def as_text(known: dict[str, str]) -> str:
+    pem = f"-----BEGIN PRIVATE KEY-----\n{known['pem']}\n-----END PRIVATE KEY-----"
+    named = f"password={known['password']}\nclient-key-data: {known['kubeconfig']}\n"
+    rest = "\n".join(known[key] for key in known if key not in ("pem", "password", "kubeconfig"))
+    return f"before\n{rest}\n{named}{pem}\nafter\n"
+
+
+class Sources:
+    """Everything that a bundle takes, with secrets of its own in each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.secrets = folder, {}
+        self.bin = folder / "planted"
+        self.bin.mkdir()
+
+    def text(self, source: str) -> str:
+        self.secrets[source] = planted()
+        return as_text(self.secrets[source])
+
+    def program(self, name: str) -> None:
+        (self.bin / f"{name}.txt").write_text(self.text(name))
+        (self.bin / name).write_text(f"#!/bin/sh\ncat {self.bin}/{name}.txt\n")
+        (self.bin / name).chmod(0o755)
+
+    def journal(self) -> None:
+        text = self.text("journalctl")
+        entries = [
+            {
+                "__REALTIME_TIMESTAMP": f"{1_800_000_000_000_000 + at}",
+                "__CURSOR": f"{at}",
+                "_SYSTEMD_UNIT": "headcni-daemon.service",
+                "MESSAGE": line,
+            }
+            for at, line in enumerate(text.splitlines())
+        ]
+        lines = "\n".join(map(json.dumps, entries))
+        (self.bin / "journalctl.txt").write_text(f"{lines}\n")
+        (self.bin / "journalctl").write_text(f"#!/bin/sh\ncat {self.bin}/journalctl.txt\n")
+        (self.bin / "journalctl").chmod(0o755)
+
+
+def test_a_support_bundle_has_everything_but_the_secrets(ctl):
+    node = ctl.node
+    sources = Sources(node.tmp)
+    for name in ("ip", "nft", "sysctl", "systemctl", "tailscale", "uname"):
+        sources.program(name)
+    sources.journal()
+    net_d = node.tmp / "net.d"
+    net_d.mkdir()
+    (net_d / "10-headcni.conflist").write_text(json.dumps({"x": sources.text("conflist")}))
+    (net_d / "20-other.conf").write_text(sources.text("other conflist"))
+    key, kubeconfig = node.tmp / "key", node.tmp / "kubeconfig"
+    key.write_text("a-plain-word-as-key\n")
+    kubeconfig.write_text("users:\n- user:\n    token: a-plain-word-as-token\n")
+    own = planted()
+    sources.secrets["settings"] = {"tailscale": own["tailscale"], "jwt": own["jwt"]}
+    ctl.configure(
+        daemon={"podSelector": f"app={own['tailscale']}"},
+        network={"logDenied": 1, "x-note": own["jwt"]},
+    )
+    ctl.start()
+    pod = node.pod()
+    name = own["tailscale"].lower()
+    args = f"K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}"
+    node.add(node.conf(), pod, args=args).ok  # noqa: B018
+    node.add(node.conf(mtu="token: hunter22"), node.pod(), args=args)  # an event with a reason
+    ctl.configure(  # what only the bundle reads: the daemon has started
+        daemon={"podSelector": f"app={own['tailscale']}", "kubeconfig": str(kubeconfig)},
+        headscale={"url": "https://headscale.example", "apiKeyFile": str(key)},
+    )
+    notes = sources.text("config.yaml") + "a-plain-word-as-key and a-plain-word-as-token\n"
+    with ctl.file.open("a") as config:
+        config.write("".join(f"\n# {line}" for line in notes.splitlines()))
+    file = node.tmp / "bundle.tar.gz"
+    path = f"{sources.bin}:/usr/sbin:/usr/bin:/sbin:/bin"
+    done = ctl("support-bundle", file, "--cni-dir", net_d, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with tarfile.open(file) as archive:
+        found = {
+            member.name.partition("/")[2]: archive.extractfile(member).read().decode()
+            for member in archive
+        }
+    everything = "\n".join(found.values())
+    for source, known in sources.secrets.items():
+        for kind, secret in known.items():
+            value = secret.partition(":")[2] if secret.startswith(("node", "priv")) else secret
+            assert value not in everything, (
+                f"{kind} of {source}: {[one for one in found if value in found[one]]}"
+            )
+    for word in ("hunter22", "a-plain-word-as-key", "a-plain-word-as-token", name):
+        assert word not in everything, [one for one in found if word in found[one]]
+
+    problems = {
+        part["name"]: part["problem"] for part in json.loads(found["manifest.json"])["parts"]
+    }
+    assert set(problems) - set(found) <= {name for name in problems if problems[name]}
+    for part in ("status.json", "ipam.json", "pods.json", "config.json", "metrics.txt"):
+        assert problems[part] == "", part
+    assert json.loads(found["status.json"])["attachments"] == 1
+    assert json.loads(found["pods.json"])[0]["addresses"] == ["10.55.1.2"]
+    for part in ("logs.txt", "network/nft.txt", "versions/tailscale.txt", "cni/20-other.conf"):
+        assert "before" in found[part] and "(redacted)" in found[part], part
+    assert "network.mtu" in found["config.json"]
+    assert problems["routes.json"], "there is no tailscaled"

@@ -36,6 +36,7 @@ VERBS = {
     "logs": "show the journal of the daemon, tailscaled and the plugin in one stream",
     "metrics": "show what the daemon measures, what it means and which values are normal",
     "diagnose": "compare everything with how it should be, and name each difference",
+    "support-bundle": "collect what others need to help with this node, without its secrets",
     "ping": "ask whether a pod reaches an address, and in packets how large",
     "capture": "show a pod's packets, by tcpdump",
     "validate": "find every mistake in a netconf, a conflist or the daemon's config.yaml",
