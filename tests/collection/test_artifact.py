@@ -122,3 +122,23 @@ def test_a_role_resolves_by_its_full_name_elsewhere(installed, role):
         ANSIBLE_COLLECTIONS_PATH=str(installed / "collections"),
     )
     assert f"{role}_" in shown.stdout
+
+
+def test_the_command_for_all_nodes_works_elsewhere(installed):
+    inventory = installed / "nobody"
+    inventory.write_text(
+        f"[headcni]\nnowhere ansible_connection=local ansible_python_interpreter={ANSIBLE}/python\n"
+    )
+    home = installed / "collections/ansible_collections/headcni/mesh"
+    done = subprocess.run(
+        [home / "bin/headcnictl", "-i", inventory, "version"],
+        cwd=installed,
+        env={**os.environ, "PATH": f"{ANSIBLE}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    missing = "headcnictl: HeadCNI is not installed on this node: run site.yml"
+    assert done.stdout == f"nowhere:\n{missing}\n"
+    assert done.returncode == 3, done.stderr

@@ -114,3 +114,102 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next_one(site):
     interrupted(site, command, signal.SIGKILL).wait(20)
     assert site.verify().code == 0
     assert is_clean(site)
+
+
+def headcnictl(site: Site, *words: str) -> list[str]:
+    return ["bin/headcnictl", "-i", "inventories/lab", *words]
+
+
+def test_an_interrupted_connect_test_removes_its_pods(site):
+    slow = json.dumps({"headcni_verify_outside": ["192.0.2.1:9"], "headcni_verify_timeout": 60})
+    worker = interrupted(site, headcnictl(site, "-e", slow, "connect-test"), signal.SIGINT)
+    output, _unused = worker.communicate(timeout=120)
+    assert worker.returncode == 130, output
+    assert b"the pods are removed" in output
+    assert is_clean(site)
+
+
+def test_a_run_that_is_interrupted_while_its_pods_start_leaves_none_either(site):
+    """The module on a node goes on after the connection has gone: what removes the pod waits."""
+    worker = subprocess.Popen(
+        headcnictl(site, "connect-test"),
+        cwd=CHECKOUT,
+        env=site.lab.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    begun = "for i in $(seq 3000); do ls /run/headcni-probe.lock && exit 0; sleep 0.02; done"
+    assert site.lab.on("node1", f"{begun} 2>/dev/null"), "no module has begun to start a pod"
+    os.killpg(worker.pid, signal.SIGINT)
+    output, _unused = worker.communicate(timeout=120)
+    assert worker.returncode == 130, output
+    assert is_clean(site)
+
+
+@pytest.fixture
+def pods(site):
+    """A pod on each node, with its address by name."""
+    found = {}
+    for node in NODES:
+        site.lab.copy(CHECKOUT / "tests/support/named_pod.py", node, "/root/named_pod.py")
+        name = f"web-{node[-1]}"
+        found[name] = site.lab.on(node, f"python3 /root/named_pod.py ADD shop {name}").strip()
+    yield found
+    for node in NODES:
+        site.lab.on(node, f"python3 /root/named_pod.py DEL shop web-{node[-1]}")
+
+
+def mesh(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
+    return site.lab.run(*headcnictl(site, *words), check=False)
+
+
+def test_the_controller_shows_the_status_of_all_nodes(site):
+    shown = mesh(site, "status", "--all")
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split()[:2] for line in shown.stdout.splitlines()[1:3]] == [
+        ["node1", "yes"],
+        ["node2", "yes"],
+    ]
+    assert "2 of 2 nodes are ready" in shown.stdout
+    only = mesh(site, "-l", "node2", "status", "--json")
+    assert list(json.loads(only.stdout)["nodes"]) == ["node2"]
+
+
+def test_the_controller_shows_routes_and_pools_of_all_nodes(site, pods):
+    routes = json.loads(mesh(site, "routes", "--json").stdout)["nodes"]
+    wanted = {node: {one["state"] for one in routes[node]["answer"]["routes"]} for node in NODES}
+    assert wanted == {"node1": {"ok"}, "node2": {"ok"}}
+    pools = mesh(site, "ipam")
+    assert pools.returncode == 0 and "node1:\n" in pools.stdout and "node2:\n" in pools.stdout
+
+
+def test_a_trace_by_names_shows_both_ends(site, pods):
+    shown = mesh(site, "trace", "shop/web-1", "shop/web-2")
+    assert shown.returncode == 0, shown.stdout
+    for node in NODES:
+        assert f"{node}:\n{pods['web-1']} -> {pods['web-2']} (ping)" in shown.stdout
+
+
+def test_what_is_wrong_with_one_node_is_shown_first_with_the_exit_code_of_a_no(site):
+    site.lab.on("node2", "sysctl -qw net.ipv4.ip_forward=0")
+    try:
+        shown = mesh(site, "diagnose", "--all")
+    finally:
+        site.lab.on("node2", "sysctl -qw net.ipv4.ip_forward=1")
+    assert shown.returncode == 1
+    assert shown.stdout.startswith("node2:\n") and "forwarding" in shown.stdout
+    assert shown.stdout.index("node1:\n") > 0
+    assert mesh(site, "trace", "10.99.0.1", "10.99.0.2").returncode == 3
+    assert mesh(site, "routes", "--nonsense").returncode == 2
+
+
+def test_connect_test_of_all_nodes_ends_with_the_exit_code_of_the_checks(site, tmp_path):
+    junit = tmp_path / "it.xml"
+    well = mesh(site, "connect-test", "--junit", str(junit))
+    assert well.returncode == 0 and "every pod reaches every other" in well.stdout
+    assert max(map(len, well.stdout.splitlines())) <= 80
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    outside = json.dumps({"headcni_verify_outside": ["192.0.2.1:9"], "headcni_verify_timeout": 2})
+    assert mesh(site, "-e", outside, "connect-test", "--json").returncode == 1
+    assert is_clean(site)

@@ -55,3 +55,22 @@ def test_a_node_without_headcni_is_told_what_to_run(monkeypatch):
 def test_a_command_that_does_not_end_is_ended(says):
     says("import time; time.sleep(60)")
     assert headcnictl.ask("status", seconds=0.5) == ({}, "headcnictl status did not end in 0 s")
+
+
+def test_what_was_printed_is_returned_with_its_exit_code(says):
+    says("print(sys.argv[1:]); print('careful', file=sys.stderr)", 1)
+    assert headcnictl.printed(["routes", "--no-ping"], 20) == (
+        1,
+        "['routes', '--no-ping']\n",
+        "careful\n",
+    )
+
+
+def test_a_command_that_did_not_run_is_an_unknown(monkeypatch, says):
+    says("print('x' * 100)")
+    monkeypatch.setattr(headcnictl, "MOST_OUTPUT", 50)
+    code, output, said = headcnictl.printed(["routes"], 20)
+    assert (code, output) == (3, "") and "the answer has 101 characters" in said
+    monkeypatch.setattr(headcnictl, "COMMAND", "/nowhere/headcnictl")
+    said = "headcnictl: HeadCNI is not installed on this node: run site.yml\n"
+    assert headcnictl.printed(["routes"], 20) == (3, "", said)
