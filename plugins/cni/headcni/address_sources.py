@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address, ip_network
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ADDRESS_TAKEN, NOT_AVAILABLE, CniError
 from .ipam.config import ROUTE_KEYS, ensure_may_ask
 from .ipam.config import TYPE as OUR_IPAM
 from .model import Address, Dns, LeasedAddress, NetworkConfig, Owner, Route
+from .record import TYPE_CHECKING, NamedTuple
 from .result import leased_by
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .ipam.allocate import Ipam
     from .plugins.headcni.node import Node
     from .skel import Call

@@ -6,18 +6,17 @@ A key that is null counts as not given, as in Go. Keys with a dot or a slash bel
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
+from . import light_json as json
 from . import subnet_env
 from .errors import INCOMPATIBLE_VERSION, UNDECODABLE, CniError
 from .ipam.config import ANNOTATIONS, parse_ipam
 from .model import IpamConfig, Network, NetworkConfig, PortRange
 from .problems import Problem, Section, error, tolerated, warn
 from .range_checks import check_pod_cidrs, check_ranges, joined
+from .record import TYPE_CHECKING, NamedTuple
 from .runtime_config import (
     as_specified,
     bandwidth,
@@ -26,8 +25,11 @@ from .runtime_config import (
     mac,
     port_mappings,
 )
-from .shared.podcidr import unfit_for_pods
-from .skel import EXPECTED_NAME, NAME, VALID_ATTACHMENTS, VERSIONS, is_interface_name
+from .shared.cidr import unfit_for_pods
+from .skel import EXPECTED_NAME, VALID_ATTACHMENTS, VERSIONS, is_interface_name, is_name
+
+if TYPE_CHECKING:
+    from typing import Any
 
 TYPE = "headcni"
 
@@ -188,7 +190,7 @@ def complete(
         if conf.get(key) is not None and conf.get(alias) not in (None, conf[key]):
             top.wrong(alias, conf[alias], f"the same as {key}, which is {json.dumps(conf[key])}")
     top.only((*_KEYS, *_ALIASES.values()))
-    name = top.text("name", None, lambda v: bool(NAME.match(v)), EXPECTED_NAME)
+    name = top.text("name", None, is_name, EXPECTED_NAME)
     top.text("type", None, lambda v: v == TYPE, TYPE)
     for key in ("disableCheck", "disableGC"):
         top.flag(key, False)
@@ -279,6 +281,8 @@ def _is_gateway(top: Section, datapath: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
+    import re  # few configurations have it
+
     return bool(re.match(r"https?://[^\s/@?#]+(?:/[^\s@]*)?\Z", text))
 
 

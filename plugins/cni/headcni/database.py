@@ -8,20 +8,26 @@ sleeping back-off, whereas a lock continues at once. A Database does not survive
 
 from __future__ import annotations
 
-import json
 import os
-import sqlite3
-import threading
 import time
+from _thread import RLock
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
+from . import light_json as json
 from . import schema
 from .errors import STORE, TRY_AGAIN, CniError
+from .record import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any, Callable, TypeVar
+
     from typing_extensions import Self
+
+    T = TypeVar("T")
+else:
+    import _sqlite3 as sqlite3  # `sqlite3` imports `datetime`
 
 DATA_DIR = "/var/lib/cni/headcni"
 FILE_NAME = "headcni.db"
@@ -32,8 +38,6 @@ ROOM = 256 << 10  # bytes; the store's log and its index need as much
 STATES_KEPT_SECONDS = 30 * 86400.0
 _SUFFIXES = ("", "-wal", "-shm")
 _UNUSABLE = "the allocation store cannot be used"
-
-T = TypeVar("T")
 
 
 class Lost(NamedTuple):
@@ -58,7 +62,7 @@ class Database:
     def __init__(self, path: str = f"{DATA_DIR}/{FILE_NAME}", boot_id: str | None = None) -> None:
         self.path = path
         self.boot_id = _boot_id() if boot_id is None else boot_id
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._db: sqlite3.Connection
         self._file: tuple[int, int] = (0, 0)
         self._usable = False

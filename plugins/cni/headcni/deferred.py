@@ -9,7 +9,6 @@ the next call deletes the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Callable, Optional, TypeVar
 
 from . import unrecorded
 from .datapath import link
@@ -17,12 +16,16 @@ from .datapath.netlink import Netlink
 from .errors import ADDRESS_TAKEN, TRY_AGAIN, CniError
 from .ipam.allocate import Ipam
 from .model import Lease, Owner
+from .record import TYPE_CHECKING
 from .store import Store, Tombstone
+
+if TYPE_CHECKING:
+    from typing import Callable, Optional, TypeVar
+
+    T = TypeVar("T")
 
 # How often an ADD tries a step again because a link that awaits deletion holds the address or name.
 TRIES = 3
-
-T = TypeVar("T")
 
 
 def defer(store: Store, owner: Owner, index: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from . import config
 from .model import NetworkConfig
 from .problems import Section
+from .record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 # Plugins that change an interface and do not make one: they need no address and no MTU (tuning
 # would even set the MTU).

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
 # The CNI specification's own codes.
 INCOMPATIBLE_VERSION = 1
 UNSUPPORTED_FIELD = 2
@@ -68,10 +66,10 @@ class CniError(Exception):
     def __str__(self) -> str:
         return f"{self.msg}: {self.details}" if self.details else self.msg
 
-    def as_dict(self, cni_version: str) -> Dict[str, Any]:
+    def as_dict(self, cni_version: str) -> dict[str, object]:
         """For the container runtime, which shows it in the pod's events. The details end with what
         explains the error; codes of other plugins are theirs to explain."""
-        answer: Dict[str, Any] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
+        answer: dict[str, object] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
         explained = f"[headcnictl explain {id_of(self.code)}]" if self.code in CODES else ""
         if said := " ".join(filter(None, (self.details, explained))):
             answer["details"] = said

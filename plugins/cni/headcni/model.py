@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Any, Mapping, Optional, Tuple, Union
 
-from .record import dataclass, field
+from .record import TYPE_CHECKING, dataclass, field
 from .shared.modes import SOCKETS
 
-Address = Union[IPv4Address, IPv6Address]
-Network = Union[IPv4Network, IPv6Network]
+if TYPE_CHECKING:
+    from typing import Any, Mapping, Optional, Tuple, TypeAlias, Union
+
+Address: TypeAlias = "Union[IPv4Address, IPv6Address]"
+Network: TypeAlias = "Union[IPv4Network, IPv6Network]"
 
 
 @dataclass(frozen=True, order=True)

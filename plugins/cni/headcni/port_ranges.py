@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Tuple, Union
 
 from .model import PortRange
+from .record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, Tuple, TypeAlias, Union
 
 PATTERN = r"\d{1,5}(-\d{1,5})?"
 EXPECTED = "a port or a range of ports, with or without a protocol: 22, 10250/tcp, 30000-32767"
 MOST_ANSWERED = 64  # entries of a list; firewalld needs about a second for each
 ANSWERED_PROTOCOLS = ("tcp", "udp")
 # Ports of the node that tailnet peers reach: all, none, or those of a list.
-Answered = Union[bool, Tuple[PortRange, ...]]
+Answered: TypeAlias = "Union[bool, Tuple[PortRange, ...]]"
 
 
 def parse(item: Any, protocols: Tuple[str, ...] = PortRange.protocols) -> PortRange:

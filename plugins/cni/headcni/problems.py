@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_network
-from typing import Any, NamedTuple
 
+from . import light_json as json
 from .errors import INVALID_CONFIG, CniError, shortened
 from .model import Network
-from .shared.podcidr import PodCidrError, parse_cidr
+from .record import TYPE_CHECKING, NamedTuple
+from .shared.cidr import PodCidrError, parse_cidr
+
+if TYPE_CHECKING:
+    from typing import Any
 
 LONGEST_VALUE = 120  # characters of a value in a message
 MISTAKES_NAMED = 16
@@ -75,6 +78,8 @@ def named_mistakes(problems: Sequence[Problem], in_words: Callable[[Problem], st
 def render(problems: Sequence[Problem], as_json: bool = False) -> str:
     """All mistakes: one line each for people, or JSON for programs."""
     if as_json:
+        import json
+
         listed = [{"path": p.path, "value": p.value, "expected": p.expected} for p in problems]
         return json.dumps({"valid": not problems, "problems": listed}, indent=2, default=str)
     if not problems:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from .ipam.config import parse_address
 from .model import Address, IpamConfig, Network
 from .problems import Section, overlapping, parsed_cidr
-from .shared.podcidr import unfit_for_pods
+from .record import TYPE_CHECKING
+from .shared.cidr import unfit_for_pods
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def check_pod_cidrs(

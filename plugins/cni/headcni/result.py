@@ -7,17 +7,20 @@ libcni's types. It also keeps what libcni writes into results of older versions,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address, ip_interface
-from typing import Any, Callable
 
+from . import light_json as json
 from .errors import INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
 from .model import Address, Dns, LeasedAddress
+from .record import TYPE_CHECKING
 from .skel import LATEST, OLDEST, READABLE, VERSIONS
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from typing import Any, Callable, TypeAlias
+
+Result: TypeAlias = "dict[str, Any]"
 
 
 def shape(result: Mapping[str, Any], version: str) -> Result:
@@ -165,7 +168,7 @@ def _address(value: Any) -> str:
         raise ValueError("an IP address") from None
 
 
-Fields = Mapping[str, Callable[[Any], Any]]
+Fields: TypeAlias = "Mapping[str, Callable[[Any], Any]]"
 
 # In the order of the output. A reader raises a ValueError that says what it expects.
 _INTERFACE_1_0: Fields = {"name": _text, "mac": _text, "sandbox": _text}

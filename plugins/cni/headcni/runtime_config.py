@@ -6,22 +6,23 @@ plugins read keys in any case. So this module does, too.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from typing import Any
 
 from .ipam.config import ANNOTATIONS, IP_ANNOTATION, POD_LABELS, parse_address
+from .light_json import dumps
 from .model import Address, Bandwidth, Dns, PortMapping
 from .problems import Problem, Section
+from .record import TYPE_CHECKING
 from .skel import split_cni_args
+
+if TYPE_CHECKING:
+    from typing import Any
 
 # Limits of what is stored of a pod's author's data, because every pass of the daemon reads it.
 MOST_ANNOTATIONS = 8 << 10  # characters of all annotations
 LARGEST_VALUE = 8 << 10  # characters of a value that we do not read
 
 _LARGEST_BURST = 8 * (2**32 - 1)  # bits; tc counts it in bytes, in 32 bits
-# Compiled when they are used, which is rare.
 _DOMAIN = r"(?i:(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.?)\Z"
 _MAC = r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\Z|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}\Z"
 _CNI_ARGS = (
@@ -76,7 +77,7 @@ def _few(annotations: Any) -> dict[str, Any]:
 
 
 def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str) else len(json.dumps(value))
+    return len(value) if isinstance(value, str) else len(dumps(value))
 
 
 def _respelt(value: Any, spellings: Mapping[str, str]) -> Any:
@@ -88,6 +89,8 @@ def _respelt(value: Any, spellings: Mapping[str, str]) -> Any:
 
 
 def _is_domain(text: str) -> bool:
+    import re  # most calls have no such values
+
     return len(text) <= 253 and bool(re.match(_DOMAIN, text))
 
 
@@ -119,7 +122,7 @@ def dns(top: Section, runtime: Section) -> Dns:
 
 def _is_word(text: str) -> bool:
     """Runtimes pass on unusual values of a node's resolv.conf, such as "." or fe80::1%eth0."""
-    return bool(re.match(r"\S+\Z", text))
+    return text.split() == [text]
 
 
 def _is_address(text: str) -> bool:
@@ -136,14 +139,20 @@ def mac(top: Section, args: Section, runtime: Section, cni_env: Mapping[str, str
         (runtime, "mac"),
     ):
         chosen = section.text(key, "", _is_mac, "the MAC address of one station") or chosen
-    digits = re.sub(r"[^0-9a-f]", "", chosen.lower())
+    digits = _digits(chosen)
     return ":".join(digits[at : at + 2] for at in range(0, 12, 2)) if digits else ""
 
 
+def _digits(mac: str) -> str:
+    return "".join(one for one in mac.lower() if one in "0123456789abcdef")
+
+
 def _is_mac(text: str) -> bool:
+    import re  # most calls have none
+
     if not re.match(_MAC, text.lower()):
         return False
-    digits = re.sub(r"[^0-9a-f]", "", text.lower())
+    digits = _digits(text)
     return not int(digits[:2], 16) & 1 and digits != "0" * 12
 
 

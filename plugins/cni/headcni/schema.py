@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
+from .record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
 
 # Addresses are big-endian BLOBs, so those of one family sort like numbers, even with 128 bits.
 # Only SQL that SQLite 3.34 knows (RHEL 9, Debian 11): no RETURNING, no STRICT.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from .record import TYPE_CHECKING
 
 __all__ = ["sha256"]
 

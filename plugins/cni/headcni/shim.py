@@ -193,7 +193,7 @@ def _run_here(stdin: bytes, daemon: "_socket.socket | None" = None) -> None:
     import gc
 
     gc.disable()  # the process ends before garbage matters, and a pod waits for it
-    sys.path.insert(1, sys.path[0] + "/vendor")
+    sys.path.append(sys.path[-1] + "/vendor")
     program = posix.environ.get(PROGRAM)
     if program == IPAM:
         from .plugins.headcni_ipam import main

@@ -6,15 +6,13 @@ the variables of the call, answers VERSION, and turns the answer or the error in
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
+from . import light_json as json
 from .errors import (
     BAD_ENVIRONMENT,
     INCOMPATIBLE_VERSION,
@@ -26,10 +24,11 @@ from .errors import (
     shortened,
 )
 from .model import Owner, PodRef
-from .record import dataclass, field
+from .record import TYPE_CHECKING, dataclass, field
 
 if TYPE_CHECKING:
     from _socket import socket
+    from typing import Any, Callable, Optional, Tuple, TypeAlias
 
     from .model import NetworkConfig
     from .store import Attachment
@@ -58,7 +57,7 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 # The shim passes it on to the daemon.
 NESTING = "HEADCNI_CHAIN"
 
-NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*\Z")
+_WITHOUT_SIGNS = str.maketrans("", "", "_.-")
 EXPECTED_NAME = "letters, digits, _ . and -, starting with a letter or digit"
 
 LONGEST_TRACE = 16384  # characters; an exception may quote all of its input
@@ -94,7 +93,7 @@ class Call:
         needed = (required or REQUIRED).get(command, ())
         wrong += [f"{name} is missing: {command} needs it" for name in needed if not env.get(name)]
         container, ifname = env.get("CNI_CONTAINERID", ""), env.get("CNI_IFNAME", "")
-        if "CNI_CONTAINERID" in needed and container and not NAME.match(container):
+        if "CNI_CONTAINERID" in needed and container and not is_name(container):
             wrong.append(f"CNI_CONTAINERID is {container!r}: expected {EXPECTED_NAME}")
         if "CNI_IFNAME" in needed and ifname and not is_interface_name(ifname):
             wrong.append(
@@ -138,7 +137,7 @@ class Outcome:
         return 1 if self.error is not None else 0
 
 
-Answer = Optional[Mapping[str, Any]]
+Answer: TypeAlias = "Optional[Mapping[str, Any]]"
 
 
 class Plugin:
@@ -318,10 +317,19 @@ def valid_attachments(conf: Mapping[str, Any]) -> Optional[frozenset[tuple[str, 
     return None
 
 
+def is_name(text: str) -> bool:
+    """The specification's rules for container IDs and names of networks; see EXPECTED_NAME."""
+    return text[:1].isalnum() and text.isascii() and text.translate(_WITHOUT_SIGNS).isalnum()
+
+
 def is_interface_name(name: str) -> bool:
     """The kernel's rules, as the specification has them."""
     short = 1 <= len(name.encode("utf-8", "replace")) <= 15
-    return short and name not in (".", "..") and not re.search(r"[/:\s\0]", name)
+    return (
+        short
+        and name not in (".", "..")
+        and not any(one in "/:\0" or one.isspace() for one in name)
+    )
 
 
 def split_cni_args(text: str) -> dict[str, str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterable
 from ipaddress import ip_address
-from typing import Any, NamedTuple, final
 
+from . import light_json as json
 from .database import FILE_NAME, Database
 from .model import Address, Lease, LeasedAddress, Owner, PodRef
-from .record import dataclass, field
+from .record import TYPE_CHECKING, NamedTuple, dataclass, field
 from .result import leased_by
 from .runtime_config import storable
+
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any
+else:
+    import _sqlite3 as sqlite3  # `sqlite3` imports `datetime`
 
 PRESENT = -1.0  # the mesh interface exists
 
@@ -78,7 +82,6 @@ class LastKnown(NamedTuple):
         """Done later, when the store can be written; see `unrecorded`."""
 
 
-@final
 class Store(Database):
     """The records. Opening it is cheap. A process keeps one, and closes it at the end."""
 

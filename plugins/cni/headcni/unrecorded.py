@@ -8,11 +8,11 @@ the store, or the daemon, records the DEL and deletes the note (docs/decisions/0
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
 
+from . import light_json as json
 from .errors import CniError
 from .ipam.allocate import Ipam
 from .model import Owner
@@ -94,7 +94,7 @@ def _folder(data_dir: str) -> str:
 def _noted(path: str, data_dir: str) -> Owner | None:
     try:
         with open(path, encoding="utf-8") as file:
-            noted_for, *owner = json.load(file)
+            noted_for, *owner = json.loads(file.read())
         return Owner(*owner) if noted_for == data_dir else None
     except (OSError, ValueError, TypeError):
         return None  # it was recorded meanwhile, or is incomplete

@@ -24,20 +24,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any, NamedTuple, Union
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any, NamedTuple
 
-Network = Union[IPv4Network, IPv6Network]
+from .cidr import Network as Network
+from .cidr import PodCidrError as PodCidrError
+from .cidr import parse_cidr as parse_cidr
+from .cidr import unfit_for_pods as unfit_for_pods
 
 DEFAULT_CIDR = "10.244.0.0/24"
 K3S_CLUSTER_CIDR = "10.42.0.0/16"
 PER_NODE = {4: 24, 6: 64}
-
-# Addresses of tailnet devices: a pod with such an address would look like a device.
-TAILNET: tuple[Network, ...] = (
-    IPv4Network("100.64.0.0/10"),
-    IPv6Network("fd7a:115c:a1e0::/48"),
-)
 
 _K3S_CONFIG = "/etc/rancher/k3s/config.yaml"
 _K3S_SIGNS = ("/etc/rancher/k3s", "/var/lib/rancher/k3s")
@@ -67,10 +64,6 @@ _SIZE_KEYS = {
     "node-cidr-mask-size-ipv4": (4,),
     "node-cidr-mask-size-ipv6": (6,),
 }
-
-
-class PodCidrError(ValueError):
-    """A requested pod CIDR cannot be used. The message says which and why."""
 
 
 class Candidate(NamedTuple):
@@ -142,33 +135,6 @@ def cluster_around(own: Sequence[Network]) -> tuple[Network, ...]:
 
 def join(cidrs: Sequence[Network]) -> str:
     return ",".join(str(cidr) for cidr in cidrs)
-
-
-def parse_cidr(text: str) -> Network:
-    """A CIDR as written by hand: no host bits, no netmask in place of the length."""
-    length = text.rpartition("/")[2]
-    if "/" not in text or "%" in text or not (length.isascii() and length.isdigit()):
-        raise PodCidrError(f"{text!r} is not a CIDR such as 10.244.1.0/24")
-    try:
-        network = ip_network(text, strict=False)
-    except ValueError as wrong:
-        raise PodCidrError(f"{text!r} is not a CIDR: {wrong}") from None
-    if network.network_address != ip_address(text.partition("/")[0]):
-        raise PodCidrError(f"{text!r} has host bits set; the network is {network}")
-    return network
-
-
-def unfit_for_pods(network: Network) -> str:
-    """Why pods cannot use this network, as the end of a sentence; empty if they can."""
-    if network.prefixlen > network.max_prefixlen - 2:
-        return f"is too small: a gateway and a pod need at least /{network.max_prefixlen - 2}"
-    special = network.is_multicast or network.is_loopback or network.is_link_local
-    if special or not network.prefixlen:
-        return "is not a range of ordinary unicast addresses"
-    for taken in TAILNET:
-        if taken.version == network.version and taken.overlaps(network):
-            return f"overlaps {taken}, which Tailscale gives to its own devices"
-    return ""
 
 
 def parse_pod_cidrs(value: Any) -> tuple[Network, ...]:

@@ -46,7 +46,7 @@ LAYERS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     },
     {
         "base": (
-            *("", "errors", "model", "record", "sha", "shared"),
+            *("", "errors", "model", "record", "light_json", "sha", "shared"),
             *("log", "exchange", "condition", "periodic"),
         ),
     },

@@ -1,10 +1,13 @@
-"""Records are dataclasses that are cheap to import."""
+"""Records are dataclasses and NamedTuples that are cheap to import."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import subprocess
 import sys
+import typing
 from typing import Any, Mapping, Optional, Tuple
 
 import pytest
@@ -81,6 +84,76 @@ def test_they_behave_as_dataclasses_do():
     assert list(uses(OURS)) == list(uses(THEIRS))
 
 
+@pytest.mark.parametrize("calls", [1, 100])
+def test_a_constructor_that_was_compiled_does_the_same(calls):
+    """Often enough used, constructors are compiled."""
+    Name, Thing, Open, Same = classes = declared(record.dataclass, record.field)
+    before = Name.__init__
+    for number in range(calls):
+        Name("a"), Thing(Name("b")), Open(number), Same(number)
+    assert (Name.__init__ is before) == (calls == 1)
+    assert list(uses(classes)) == list(uses(THEIRS))
+
+
+def tuples(NamedTuple):
+    class Pair(NamedTuple):
+        """Two."""
+
+        first: int
+        second: Tuple[str, ...] = ()
+
+        @property
+        def both(self):
+            return self.first, *self.second
+
+        def __str__(self):
+            return f"{self.first}!"
+
+    class Single(NamedTuple):
+        value: object
+
+    class Special(Pair):
+        pass
+
+    return Pair, Single, Special
+
+
+def uses_of_tuples(classes):
+    Pair, Single, Special = classes
+    for _unused in range(40):  # the constructors are compiled on the way
+        pair = Pair(1, ("a",))
+        yield pair, repr(pair), str(pair), pair.first, pair.second, pair.both, pair == (1, ("a",))
+        yield Pair(1), Pair(second=(), first=2), Pair(1, second=("b",)), Single(value=None)
+        yield repr(Special(1)), isinstance(Special(1), Pair), Special(first=3).both
+    yield pair._asdict(), pair._replace(first=5), Pair._make([1, 2]), Pair._fields
+    yield Pair._field_defaults, Pair.__match_args__, Pair.__doc__, Pair.__name__
+    yield copy.copy(pair), copy.deepcopy(pair), hash(pair) == hash((1, ("a",))), len({pair, pair})
+    yield sorted([Pair(2), Pair(1)]), [*pair], pair[1], json.dumps(pair)
+    wrong_calls = (
+        *(
+            lambda: Pair(),
+            lambda: Pair(1, 2, 3),
+            lambda: Pair(1, third=3),
+            lambda: Pair(1, first=1),
+        ),
+        *(lambda: Pair._make([1]), lambda: Single(), lambda: Single(1, value=1)),
+    )
+    for wrong in wrong_calls:
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises((ValueError, TypeError)):  # TypeError since Python 3.13
+        pair._replace(third=3)
+    for name in ("first", "third"):
+        with pytest.raises(AttributeError):
+            setattr(pair, name, 1)
+    yield not hasattr(pair, "__dict__"), type(Pair(1).__class__("x")) is Pair
+
+
+def test_named_tuples_behave_as_those_of_typing_do():
+    theirs = list(uses_of_tuples(tuples(typing.NamedTuple)))
+    assert list(uses_of_tuples(tuples(record.NamedTuple))) == theirs
+
+
 def test_replace_changes_what_is_named():
     Name, Thing, _unused, _unused = OURS
     changed = record.replace(Thing(Name("a"), 3), size=4)
@@ -89,8 +162,10 @@ def test_replace_changes_what_is_named():
         record.replace(changed, colour="red")
 
 
-def test_a_process_without_the_daemon_imports_neither_dataclasses_nor_openssl():
-    code = "import sys; from headcni.plugins.headcni import add, plugin; print(*sys.modules)"
+def test_a_process_without_the_daemon_imports_no_slow_module():
+    code = (
+        "import sys; from headcni.plugins.headcni import add, delete, plugin; print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         env={"PYTHONPATH": str(CHECKOUT / "plugins/cni")},
@@ -99,5 +174,8 @@ def test_a_process_without_the_daemon_imports_neither_dataclasses_nor_openssl():
         timeout=30,
         check=True,
     )
-    slow = {"dataclasses", "inspect", "socket", "hashlib", "asyncio", "subprocess", "pathlib"}
+    slow = {
+        *("dataclasses", "inspect", "socket", "hashlib", "asyncio", "subprocess", "pathlib"),
+        *("typing", "json", "re", "enum", "sqlite3", "datetime", "threading", "ctypes"),
+    }
     assert slow & set(done.stdout.split()) == set()

@@ -18,10 +18,10 @@ import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address
-from typing import Callable, NamedTuple, Optional
 
 from ..errors import CniError
 from ..model import Address
+from ..record import TYPE_CHECKING, NamedTuple
 from . import netns
 from .netlink import (
     Netlink,
@@ -33,6 +33,9 @@ from .netlink import (
     u8,
     u32,
 )
+
+if TYPE_CHECKING:
+    from typing import Callable, Optional
 
 UDP, SCTP = 17, 132
 COUNT = "net/netfilter/nf_conntrack_count"

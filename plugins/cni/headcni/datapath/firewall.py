@@ -9,20 +9,23 @@ that other programs have changed.
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
 
+from .. import light_json as json
 from ..errors import KERNEL_LACKS, CniError
 from ..model import Address, NetworkConfig, Owner, PodRef
+from ..record import TYPE_CHECKING
 from ..store import Store
 from ..tailnet_access import FORGOTTEN, PODS, Policy
 from . import netns, nft, pod_ranges, ruleset, tailnet
 from .netlink import KernelError
 from .ruleset import TABLE, Port
+
+if TYPE_CHECKING:
+    import sqlite3
 
 NOBODY = PodRef()
 

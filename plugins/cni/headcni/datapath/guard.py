@@ -15,15 +15,18 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_interface
-from typing import NamedTuple, Optional
 
 from ..errors import KERNEL_LACKS, CniError
 from ..model import Address, NetworkConfig, Owner, PodRef
+from ..record import TYPE_CHECKING, NamedTuple
 from ..store import Attachment, Store
 from . import netns, rtnl
 from .guard_program import Identity, identity_in, loopback_program, program
 from .link import Cable, host_name, pod_link_names
 from .netlink import KernelError, Netlink, Request
+
+if TYPE_CHECKING:
+    from typing import Optional
 
 _LACKS = (errno.ENOENT, errno.EOPNOTSUPP)
 

@@ -12,7 +12,11 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
-from typing import NamedTuple, Optional, Tuple, Union
+
+from ..record import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Optional, Tuple, TypeAlias, Union
 
 DROP, NEXT_FILTER = 2, 0xFFFFFFFF  # TC_ACT_SHOT, TC_ACT_UNSPEC
 
@@ -64,8 +68,8 @@ class _Word(NamedTuple):
 
 
 _MAC = _Word(0), _Word(1)
-_Address = Tuple[_Word, ...]
-_Operand = Union[int, _Word]
+_Address: TypeAlias = "Tuple[_Word, ...]"
+_Operand: TypeAlias = "Union[int, _Word]"
 _NEXT = ""  # the place of the next instruction
 
 

@@ -7,16 +7,19 @@ pod's address, the other one the pod's port.
 from __future__ import annotations
 
 import errno
-import sqlite3
 from collections.abc import Container, Iterable, Sequence
 from ipaddress import ip_address
 
 from ..errors import PORT_TAKEN, CniError
 from ..model import Address, LeasedAddress, NetworkConfig, Owner, PodRef
+from ..record import TYPE_CHECKING
 from ..store import Store, owner_key
 from . import nft, ruleset
 from .netlink import KernelError
 from .ruleset import TABLE, Port
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 def ports_of(network: NetworkConfig, leased: Sequence[LeasedAddress]) -> tuple[Port, ...]:

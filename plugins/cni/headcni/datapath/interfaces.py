@@ -5,8 +5,8 @@ from __future__ import annotations
 import _socket as socket  # without what `socket` imports
 import struct
 from ipaddress import ip_address
-from typing import NamedTuple
 
+from ..record import NamedTuple
 from . import rtnl
 from .netlink import Netlink, Request, attributes
 

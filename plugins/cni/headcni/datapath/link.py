@@ -5,19 +5,20 @@ from __future__ import annotations
 import _socket as socket  # without what `socket` imports
 import errno
 import os
-import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_network
-from typing import Optional
 
 from ..errors import INTERNAL, KERNEL_LACKS, CniError
 from ..model import Address, LeasedAddress, Network, NetworkConfig, Owner, Route
-from ..record import dataclass, replace
+from ..record import TYPE_CHECKING, dataclass, replace
 from ..sha import sha256
 from . import netns, rtnl
 from .netlink import KernelError, Netlink, Request, attribute, attributes
+
+if TYPE_CHECKING:
+    from typing import Optional, TypeAlias
 
 SYSFS = "/sys/class/net"
 RTM_F_FIB_MATCH = 0x2000
@@ -29,7 +30,7 @@ STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address wit
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _OF_LIMITS = (rtnl.RTM_NEWQDISC, rtnl.RTM_NEWTFILTER, rtnl.RTM_NEWLINK)
 _SETTINGS_OF_LINKS = "/proc/sys/net/ipv4/conf"
-_POD_LINK = re.compile(r"hc[0-9a-f]{11}\Z")
+_HEX = frozenset("0123456789abcdef")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
@@ -88,7 +89,11 @@ def links_of(network: str) -> dict[str, Owner]:
 def pod_link_names() -> list[str]:
     """The host's ends of all pods' links in the network namespace that the calling thread is in,
     which /sys does not always show."""
-    return [name for name in os.listdir(_SETTINGS_OF_LINKS) if _POD_LINK.match(name)]
+    return [name for name in os.listdir(_SETTINGS_OF_LINKS) if _is_pod_link(name)]
+
+
+def _is_pod_link(name: str) -> bool:
+    return len(name) == 13 and name.startswith("hc") and _HEX.issuperset(name[2:])
 
 
 def links_without_owner(network: str) -> list[str]:
@@ -167,7 +172,7 @@ def _routes(
     return tuple(found), tuple(default)
 
 
-Filters = Callable[[int], Sequence[Request]]  # for the link with this index
+Filters: TypeAlias = "Callable[[int], Sequence[Request]]"  # for the link with this index
 
 
 def connect(
@@ -352,7 +357,7 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
 
 
 # The table and destination of each route, and its metric.
-Metrics = Mapping[tuple[int, Network], int]
+Metrics: TypeAlias = "Mapping[tuple[int, Network], int]"
 
 
 def routes_of_others(inside: Netlink, index: int) -> Metrics:

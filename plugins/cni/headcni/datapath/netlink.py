@@ -14,9 +14,12 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, Optional
 
 from ..errors import KERNEL, CniError
+from ..record import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Optional
 
 NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 0, 4, 12
 SOL_NETLINK, NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 10, 11, 12

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Callable, Optional, TypeVar
 
 from ..errors import BAD_ENVIRONMENT, NETNS_GONE, CniError
+from ..record import TYPE_CHECKING
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import Callable, Optional, TypeVar
+
+    T = TypeVar("T")
+
 
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 _FORWARDING6 = "net/ipv6/conf/all/forwarding"
 _LEARNT = 0x00050000  # RTF_DEFAULT and RTF_ADDRCONF
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _setns(fd: int) -> None:
-    if _libc.setns(fd, CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
+class _Function(_ctypes.CFuncPtr):
+    """A function of the C library that returns an int. `ctypes` itself takes half a millisecond to
+    import."""
+
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+
+
+_libc = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # this process, as ctypes has it
+_setns, _unshare, _prctl = (
+    _Function(_ctypes.dlsym(_libc, name)) for name in ("setns", "unshare", "prctl")
+)
+
+
+def _enter(fd: int) -> None:
+    if _setns(fd, CLONE_NEWNET) != 0:
+        number = _ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def set_parent_death_signal(number: int) -> None:
     """The calling process gets the signal when the thread that started it ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def apart(work: Callable[[], T]) -> T:
@@ -40,8 +56,8 @@ def apart(work: Callable[[], T]) -> T:
 
 
 def _unshared(work: Callable[[], T]) -> T:
-    if _libc.unshare(CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
+    if _unshare(CLONE_NEWNET) != 0:
+        number = _ctypes.get_errno()
         raise OSError(number, os.strerror(number), "a new network namespace")
     return work()
 
@@ -93,11 +109,11 @@ def entered(fd: int) -> Iterator[None]:
     """The calling thread, and it alone, is in that namespace inside the block."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _setns(fd)
+        _enter(fd)
         try:
             yield
         finally:
-            _setns(home)
+            _enter(home)
     finally:
         os.close(home)
 

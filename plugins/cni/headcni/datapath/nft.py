@@ -3,14 +3,13 @@ change elements of its maps, for which libnftables would read the whole ruleset 
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import threading
+from _thread import allocate_lock
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address, ip_network
-from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
+from ..record import TYPE_CHECKING, NamedTuple
 from .netlink import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
@@ -23,6 +22,9 @@ from .netlink import (
     netfilter,
     text,
 )
+
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
 
 POLICIES = "headcni-policy"  # the table of network policies
 LIBRARY = "libnftables.so.1"
@@ -39,7 +41,7 @@ OUTPUT_JSON, OUTPUT_NUMERIC_PROTO = 1 << 4, 1 << 7
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 _GENERAL = struct.pack("=BBH", NFPROTO_INET, 0, 0)  # what each message begins with
 
-_lock = threading.Lock()  # libnftables keeps state of its own between calls
+_lock = allocate_lock()  # libnftables keeps state of its own between calls
 _context: Optional[tuple[Any, Any]] = None
 
 
@@ -191,6 +193,8 @@ def _open() -> tuple[Any, Any]:
 
 
 def _load() -> Any:
+    import ctypes  # an ordinary ADD changes no rules
+
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:

@@ -5,18 +5,21 @@ A network has several needs if its configuration has changed, or if pods have ra
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_network
-from typing import Tuple
 
+from .. import light_json as json
 from ..model import LeasedAddress, Network, NetworkConfig
+from ..record import TYPE_CHECKING
 from ..store import attachment_states
 
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Tuple, TypeAlias
+
 # Oldest first: the network, and as JSON the ranges of its sets (pods, masqueraded and cluster).
-Needs = Tuple[Tuple[str, str], ...]
+Needs: TypeAlias = "Tuple[Tuple[str, str], ...]"
 
 _SET_NAMES = ("pods", "masqueraded", "cluster")
 # Owners that have an address, but neither an attachment nor a tombstone.

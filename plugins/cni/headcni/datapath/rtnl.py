@@ -6,9 +6,9 @@ import _socket as socket  # without what `socket` imports
 import errno
 import struct
 from collections.abc import Iterable
-from typing import Optional
 
 from ..model import Address, Bandwidth, Network
+from ..record import TYPE_CHECKING
 from . import netlink
 from .netlink import (
     NLM_F_CREATE,
@@ -22,6 +22,9 @@ from .netlink import (
     u8,
     u32,
 )
+
+if TYPE_CHECKING:
+    from typing import Optional
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_NEWROUTE, RTM_GETROUTE, RTM_NEWQDISC = 20, 24, 26, 36

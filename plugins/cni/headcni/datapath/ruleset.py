@@ -6,18 +6,20 @@ A digest of the part that rarely changes is the table's comment.
 from __future__ import annotations
 
 import _socket as socket  # without what `socket` imports
-import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache, partial
 
 from ..errors import KERNEL, CniError
 from ..model import Address, Owner, PodRef
-from ..record import dataclass
+from ..record import TYPE_CHECKING, dataclass
 from ..sha import sha256
 from ..store import owner_key
 from ..tailnet_access import Policy
 from . import nft, pod_ranges, tailnet
 from .pod_ranges import Needs
+
+if TYPE_CHECKING:
+    import sqlite3
 
 TABLE = "headcni"
 # portmap uses the same bit for the same purpose. Kubernetes uses 0x4000 and 0x8000, Tailscale

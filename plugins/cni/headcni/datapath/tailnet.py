@@ -7,14 +7,13 @@ whose network has no range in the table, are elements of the set of what they ma
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import collapse_addresses, ip_address, ip_interface, ip_network
-from typing import Any, Tuple
 
+from .. import light_json as json
 from ..model import Address, Network, Owner
+from ..record import TYPE_CHECKING
 from ..sha import sha256
 from ..shared.modes import LINKS
 from ..tailnet_access import (
@@ -30,8 +29,12 @@ from ..tailnet_access import (
 from . import nft_messages
 from .netlink import Request, netfilter
 
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any, Tuple, TypeAlias
+
 # The set of an access, and the addresses in it.
-Members = Mapping[str, Tuple[Address, ...]]
+Members: TypeAlias = "Mapping[str, Tuple[Address, ...]]"
 
 _KEPT_AS = "tailnet_access"  # the key of the store's table `meta`
 _KINDS = {4: "ipv4_addr", 6: "ipv6_addr"}

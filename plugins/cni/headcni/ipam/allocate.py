@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from typing import Callable, NamedTuple, Union
 
 from ..database import is_unverified
 from ..errors import ADDRESS_TAKEN, INTERNAL, INVALID_CONFIG, STORE, TRY_AGAIN, CniError
 from ..model import Address, IpamConfig, Lease, LeasedAddress, Owner, Range
+from ..record import TYPE_CHECKING, NamedTuple
 from ..store import (
     Store,
     Tombstone,
@@ -24,14 +23,18 @@ from ..store import (
 from . import space
 from .pool import STRATEGIES, Below, gateways, size, system_below, usable
 
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Callable, TypeAlias, Union
+
 ATTEMPTS = 3
 HOLD_SECONDS = 300.0
 OLD_SECONDS = 86400.0
 NAMED_HOLDERS = 5
 
-Db = sqlite3.Connection
+Db: TypeAlias = "sqlite3.Connection"
 # An Owner, or the (container id, ifname) of the spec's valid attachments.
-OwnerLike = Union[Owner, "tuple[str, str]"]
+OwnerLike: TypeAlias = "Union[Owner, tuple[str, str]]"
 
 
 class Usage(NamedTuple):

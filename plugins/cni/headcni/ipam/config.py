@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import combinations
-from typing import Any
 
 from ..errors import INVALID_CONFIG, CniError
 from ..model import Address, IpamConfig, Network, Range, Route
 from ..problems import Problem, unknown_keys
+from ..record import TYPE_CHECKING
 from .pool import STRATEGIES, gateways, reserved, size, usable
+
+if TYPE_CHECKING:
+    from typing import Any
 
 TYPE = "headcni-ipam"
 RANGE_KEYS = ("subnet", "rangeStart", "rangeEnd", "gateway", "exclude")

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Callable, Optional, Protocol
 
 from ..model import Address, Network, Range
+from ..record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Callable, Optional, Protocol, TypeAlias
+
+    class FreeSpace(Protocol):
+        """The free addresses of one range: disjoint intervals that do not touch."""
+
+        def at_or_after(self, point: int) -> Interval | None:
+            """The interval that contains the point, or else the next one above it."""
+
 
 # It includes both ends.
-Interval = tuple[int, int]
+Interval: TypeAlias = "tuple[int, int]"
 # A random number from 0 to n - 1, for n.
-Below = Callable[[int], int]
+Below: TypeAlias = "Callable[[int], int]"
 
 RANDOM_TRIES = 8
 
-
-class FreeSpace(Protocol):
-    """The free addresses of one range: disjoint intervals that do not touch."""
-
-    def at_or_after(self, point: int) -> Interval | None:
-        """The interval that contains the point, or else the next one above it."""
-
-
-Strategy = Callable[[FreeSpace, Interval, Optional[int], Below], Optional[int]]
+Strategy: TypeAlias = "Callable[[FreeSpace, Interval, Optional[int], Below], Optional[int]]"
 
 
 def sequential(free: FreeSpace, bounds: Interval, last: int | None, _below: Below) -> int | None:

@@ -7,17 +7,20 @@ from every range that has it, and returned to every such range.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
-from typing import NamedTuple
 
 from ..errors import INVALID_CONFIG, CniError
 from ..model import Range
+from ..record import TYPE_CHECKING, NamedTuple
 from .pool import Interval, describe, gateways, usable, without
 
-Db = sqlite3.Connection
-RangeSets = Sequence[Sequence[Range]]
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import TypeAlias
+
+Db: TypeAlias = "sqlite3.Connection"
+RangeSets: TypeAlias = "Sequence[Sequence[Range]]"
 
 # The kinds of span.
 USABLE = "usable"

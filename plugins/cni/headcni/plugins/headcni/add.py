@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Optional
 
 from ... import deferred, result, unrecorded
 from ...address_sources import ROUTE_NUMBERS, source_of
@@ -21,10 +19,14 @@ from ...errors import (
     CniError,
 )
 from ...model import Dns, LeasedAddress, NetworkConfig, Owner, Route
+from ...record import TYPE_CHECKING
 from ...skel import Call, split_cni_args
 from ...store import Attachment, holder_of
 
 if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any, Optional
+
     from .node import Node
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, Optional
 
 from ... import config, deferred, unrecorded
+from ... import light_json as json
 from ...address_sources import Source, source_of
 from ...datapath import firewall, host_ports, link, nft
 from ...datapath.netlink import Netlink
 from ...errors import CniError
 from ...model import Address, NetworkConfig, Owner
+from ...record import TYPE_CHECKING
 from ...result import addresses_of
 from ...skel import Call
 from ...store import Attachment, last_known
 
 if TYPE_CHECKING:
+    from typing import Callable, Optional
+
     from ...chain import States
     from .node import Node
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Callable, Optional
 
 from ...datapath.netlink import Netlink
 from ...ipam.allocate import Ipam
+from ...record import TYPE_CHECKING
 from ...skel import timed
 from ...store import Attachment, Store
+
+if TYPE_CHECKING:
+    from typing import Callable, Optional, TypeAlias
 
 LONGEST_LOG = 1 << 20  # bytes of SQLite's log
 
@@ -34,7 +37,7 @@ class Node:
         return timed(self.phases, name)
 
 
-Opener = Callable[[str], AbstractContextManager[Node]]  # of a folder with a store
+Opener: TypeAlias = "Callable[[str], AbstractContextManager[Node]]"  # of a folder with a store
 
 
 @contextmanager

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Optional
 
 from ... import config, skel
 from ...address_sources import source_of
 from ...errors import STORE, CniError
 from ...model import NetworkConfig
+from ...record import TYPE_CHECKING
 from ...skel import Answer, Call, Outcome, timed
 from .node import Node, Opener, opened, opened_until_exit
 
 if TYPE_CHECKING:
     from _socket import socket
+    from typing import Callable, Optional
 
 
 def plugin(open_node: Opener = opened) -> skel.Plugin:
