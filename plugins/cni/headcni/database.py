@@ -360,11 +360,9 @@ def is_unverified(db: sqlite3.Connection) -> bool:
 
 
 def _boot_id() -> str:
-    try:
-        with open(BOOT_ID_FILE, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""  # no /proc: every boot looks the same, and GC must clean up
+    from .datapath.netns import read_file
+
+    return read_file(BOOT_ID_FILE) or ""  # no /proc: every boot looks the same, and GC cleans up
 
 
 def _identity(path: str) -> tuple[int, int]:
