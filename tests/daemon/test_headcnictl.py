@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cni_node import EMPTY
+
+from headcni.shared.conflist import Options, build, write
 
 DAEMON = "import sys; from headcni.daemon.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -26,6 +29,8 @@ class Ctl:
         self.node = node
         self.file = node.tmp / "config.yaml"
         self.program = (node.plugins / "headcni").resolve().with_name("headcnictl")
+        self.results: dict[str, Any] = {}
+        self.net_d = node.tmp / "net.d"
         self.configure()
 
     def configure(self, **sections: dict[str, Any]) -> None:
@@ -62,7 +67,7 @@ class Ctl:
     def add(self, name: str, **how: Any) -> Any:
         pod = self.node.pod()
         args = f"K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}"
-        self.node.add(self.node.conf(), pod, args=args, **how).ok  # noqa: B018
+        self.results[name] = self.node.add(self.node.conf(), pod, args=args, **how).ok
         return pod
 
 
@@ -235,3 +240,175 @@ def test_a_support_bundle_has_everything_but_the_secrets(ctl):
         assert "before" in found[part] and "(redacted)" in found[part], part
     assert "network.mtu" in found["config.json"]
     assert problems["routes.json"], "there is no tailscaled"
+
+
+@pytest.fixture
+def saved(ctl):
+    """A node with two pods, and a backup of it."""
+    (ctl.node.tmp / "net.d").mkdir()
+    options = Options(["10.55.1.0/24"], extra={"data_dir": str(ctl.node.tmp / "data")})
+    write(build(options), str(ctl.net_d))
+    ctl.pods = {name: ctl.add(name) for name in ("web", "db")}
+    ctl.file_of_backup = ctl.node.tmp / "backup.tar.gz"
+    done = ctl("backup", ctl.file_of_backup, "--cni-dir", ctl.net_d)
+    assert done.returncode == 0, done.stderr
+    return ctl
+
+
+def addresses(ctl: Ctl) -> dict[str, list[str]]:
+    return {pod["pod"]: pod["addresses"] for pod in ctl.json("pods")}
+
+
+def test_a_backup_is_of_a_daemon_that_runs_and_only_root_reads_it(saved):
+    saved.start()
+    file = saved.node.tmp / "second.tar.gz"
+    answer = saved.json("backup", file, "--cni-dir", saved.net_d)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert set(answer["files"]) == {"headcni.db", "config.yaml", "10-headcni.conflist"}
+    assert (answer["pods"], answer["pod_cidrs"]) == (2, ["10.55.1.0/24"])
+    assert saved("backup", file).returncode == 3, "it exists"
+    check = saved("restore", file, "--check", "--cni-dir", saved.net_d)
+    assert check.returncode == 0, check.stdout + check.stderr
+    done = saved("restore", file, "--cni-dir", saved.net_d)
+    assert done.returncode == 3
+    assert "systemctl stop headcni-daemon" in done.stderr
+
+
+def test_a_lost_store_is_restored_with_its_pods_and_their_addresses(saved):
+    before = addresses(saved)
+    assert set(before) == {"web", "db"}
+    shutil.rmtree(saved.node.tmp / "data")
+    text, conf = saved.file.read_text(), saved.net_d / "10-headcni.conflist"
+    saved.file.write_text(text.replace("10.55.1.0/24", "10.55.1.0/24,fd55::/64"))
+    kept = conf.read_bytes()
+    conf.unlink()
+    refused = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert refused.returncode == 1 and "pod CIDR" in refused.stdout
+    saved.file.unlink()
+    answer = saved.json("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert answer["refused"] == [] and len(answer["restored"]) == 3, answer
+    assert addresses(saved) == before
+    assert (saved.file.read_text(), conf.read_bytes()) == (text, kept)
+    assert stat.S_IMODE(saved.file.stat().st_mode) == 0o600
+    for name, pod in saved.pods.items():
+        saved.node.check(saved.node.conf(), pod, saved.results[name]).succeeds()
+    third = saved.add("third")
+    assert len({address for those in addresses(saved).values() for address in those}) == 3
+    for pod in (third, *saved.pods.values()):
+        saved.node.delete(saved.node.conf(), pod).succeeds()
+    assert saved.node.leftovers() == EMPTY
+
+
+def test_a_pod_that_the_backup_does_not_know_is_named_and_nothing_is_changed(saved):
+    saved.add("late")
+    before = addresses(saved)
+    for words in (("--check",), ()):
+        done = saved("restore", saved.file_of_backup, *words, "--cni-dir", saved.net_d)
+        assert done.returncode == 1
+        assert "pod shop/late runs, and the backup does not know it" in done.stdout
+    assert addresses(saved) == before
+    shutil.rmtree(saved.node.tmp / "data")  # now only the kernel knows
+    done = saved("restore", saved.file_of_backup, "--check", "--cni-dir", saved.net_d)
+    assert done.returncode == 1 and "the backup does not know it" in done.stdout
+    assert not (saved.node.tmp / "data").exists()
+
+
+def test_an_address_that_another_pod_has_by_now_is_a_contradiction(saved):
+    taken = addresses(saved)["web"][0]
+    saved.node.delete(saved.node.conf(), saved.pods["web"]).succeeds()
+    pod = saved.node.pod()
+    wanted = saved.node.conf(args={"cni": {"ips": [taken]}})
+    name = "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=thief"
+    assert saved.node.add(wanted, pod, args=name).address == taken
+    done = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert done.returncode == 1
+    assert f"pod shop/thief runs with {taken}, and the backup has given that to another" in (
+        done.stdout
+    )
+
+
+def test_an_address_of_an_add_at_work_is_kept_or_refused(saved):
+    held = "INSERT INTO allocation VALUES (?, 'pods', ?, 'eth0', 0, 24, NULL, '', 1)"
+    saved.node.sql(held, bytes([10, 55, 1, 77]), "working")
+    done = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert done.returncode == 0, done.stdout
+    assert "10.55.1.77" in saved("ipam", "--list").stdout
+
+    gone = addresses(saved)["db"][0]
+    saved.node.delete(saved.node.conf(), saved.pods["db"]).succeeds()
+    saved.node.sql(held, bytes(map(int, gone.split("."))), "busy")
+    done = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert done.returncode == 1
+    assert f"{gone} is held by container busy" in done.stdout
+
+
+def test_pods_that_are_gone_since_come_back_as_leaks_and_their_addresses_are_not_reused(saved):
+    before = addresses(saved)
+    saved.node.delete(saved.node.conf(), saved.pods["web"]).succeeds()
+    done = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert addresses(saved) == before
+    new = saved.add("new")
+    assert new
+    assert not set(addresses(saved)["new"]) & {one for those in before.values() for one in those}
+
+
+def test_what_was_there_before_a_restore_can_be_restored(saved):
+    original = saved.file.read_text()
+    saved.configure(logging={"level": "DEBUG"})
+    changed = saved.file.read_text()
+    answer = saved.json("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert saved.file.read_text() == original
+    undo = saved.json("restore", answer["undo"], "--cni-dir", saved.net_d)
+    assert undo["refused"] == []
+    assert saved.file.read_text() == changed
+    for _unused in range(4):
+        saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert len(list((saved.node.tmp / "data").glob("before-restore-*"))) == 3
+
+
+KILLED = """
+import os, signal, sys
+from headcni.ctl import main, restore
+def die(*_unused, **_also):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(*{place}, die)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "settled"),
+    [
+        ('(restore, "_backed_up")', ""),
+        ('(restore.os, "replace")', "had not changed anything, was removed"),
+        ('(restore, "_replace")', "had not changed anything, was removed"),
+        ('(restore, "_insert")', "had not changed anything, was removed"),
+        ('(restore, "_finish")', "was finished"),
+        ('(restore.conflist, "write")', "was finished"),
+        ('(restore.shutil, "rmtree")', "was finished"),
+    ],
+)
+def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(saved, place, settled):
+    saved.node.delete(saved.node.conf(), saved.pods["web"]).succeeds()
+    original = saved.file.read_text()
+    saved.configure(logging={"level": "DEBUG"})
+    changed = saved.file.read_text()
+    argv, env = saved.node.python_command(
+        *("-c", KILLED.replace("{place}", place), "restore", str(saved.file_of_backup)),
+        *("--config", str(saved.file), "--cni-dir", str(saved.net_d)),
+    )
+    killed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    committed = settled == "was finished"
+    assert ("web" in addresses(saved)) == committed
+    if not committed:
+        assert saved.file.read_text() == changed
+
+    late = None if committed else saved.add("late")
+    done = saved("restore", saved.file_of_backup, "--cni-dir", saved.net_d)
+    assert settled in done.stdout, done.stdout + done.stderr
+    assert done.returncode == (1 if late else 0), done.stdout + done.stderr
+    assert saved.file.read_text() == (changed if late else original)
+    assert not (saved.node.tmp / "data/restore").exists()
+    assert ("late" in addresses(saved)) == bool(late)

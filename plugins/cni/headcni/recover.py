@@ -119,6 +119,15 @@ def recover(store: Store, network: NetworkConfig | None = None) -> None:
         _say(store, reason, ours, unowned, [p for p in ports if ip_address(p.pod_ip) in holders])
 
 
+def running(home: str) -> dict[Owner, frozenset[Address]]:
+    """The pods that the kernel and libcni's cache show, with their addresses. A pod whose link does
+    not name it has its link's name as container."""
+    pods = {pod.owner: pod for pod in _from_links()}
+    for pod in _from_cache(_entries(RESULTS_DIR), os.path.realpath(home)):
+        pods[pod.owner] = _merged(pods.get(pod.owner), pod)
+    return {owner: frozenset(pod.addresses or pod.claimed) for owner, pod in pods.items()}
+
+
 def release_unused(store: Store, but: Container[Owner] = ()) -> list[Owner]:
     """Free recovered addresses whose link no longer exists, because its DEL used another store.
     Addresses without any owner stay until the reboot."""

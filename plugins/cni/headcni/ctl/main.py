@@ -45,6 +45,8 @@ VERBS = {
     "conflist": "show which conflist is in charge, or put back what was there before",
     "own-networks": "reach the node's own networks directly, whatever peers advertise",
     "mode": "go from host to daemon mode or back, with pods running",
+    "backup": "copy the store, the settings and the conflist of this node into a file",
+    "restore": "put back what a backup has, if no running pod contradicts it",
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
     "convert": "translate the configuration of the Go HeadCNI",
     "explain": "say why an error occurs and what to do about it, by its ID",

@@ -24,6 +24,7 @@ from ..settings import DaemonConfig
 from ..shared import conflist
 from . import node
 from .main import OK, CannotTell, read, show
+from .new_file import new_file
 from .redact import Redactor, secrets_in
 from .terminal import BAD, GOOD, paint, table
 
@@ -81,22 +82,9 @@ def run(args: argparse.Namespace) -> int:
     host = os.uname().nodename
     stem = time.strftime(f"headcni-support-{host}-%Y%m%dT%H%M%SZ", time.gmtime())
     path = args.file or f"{stem}.tar.gz"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise CannotTell(f"{path} exists already: choose another file") from None
-    except OSError as wrong:
-        raise CannotTell(f"{path} cannot be created: {wrong.strerror}") from None
-    try:
-        os.fchmod(handle, 0o600)  # whatever the umask is
-        with os.fdopen(handle, "wb") as file:
-            parts = _write(file, stem, args, config, problem)
-            size = file.tell()
-    except BaseException as wrong:
-        os.unlink(path)
-        if isinstance(wrong, OSError):
-            raise CannotTell(f"{path} cannot be written: {wrong.strerror}") from None
-        raise
+    with new_file(path) as file:
+        parts = _write(file, stem, args, config, problem)
+        size = file.tell()
     if args.json:
         show({"file": path, "bytes": size, "parts": parts}, as_json=True)
     else:
