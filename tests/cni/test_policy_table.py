@@ -363,6 +363,20 @@ CASES = (
         ("back > web tcp 80", "front > web tcp 81"),
     ),
     Case(
+        "so many ranges that overlap that they need several maps",
+        {
+            "shop/some": ingress(
+                *(
+                    {"from": [app(f"x{n}")], "ports": [port(1 + n, end=200 + n)]}
+                    for n in range(130)
+                ),
+                {"from": [app("front")], "ports": [port(50, end=99)]},
+            )
+        },
+        ("front > web tcp 80", "front > web tcp 90"),
+        ("front > web tcp 100", "back > web tcp 80", "far > web tcp 90", "front > web udp 80"),
+    ),
+    Case(
         "egress to pods of the namespace",
         {"shop/some": egress({"to": [app("front")]})},
         ("web > front tcp 80", "web > front udp 90", "back > mate tcp 80"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from ipaddress import ip_address
 
 import pytest
 
 from headcni.model import Owner, PodRef
+from headcni.policy import compiler as compiler_module
 from headcni.policy import layout
 from headcni.policy.bindings import Binding
 from headcni.policy.compiler import Compiler
@@ -423,6 +425,76 @@ def test_a_port_name_means_the_ports_of_pods_and_not_of_an_ip_block(peers, host_
     packet = Packet(str(WEB.addresses[0]), str(far.addresses[0]), TCP, 443, oifname="tailscale0")
     assert passes(compiled(world, [bound(WEB)]).desired, packet) is allowed
     assert explain(world, WEB, far, 443).allowed is allowed
+
+
+def overlapping(count: int, **labels: str) -> Policy:
+    """Ranges of ports that overlap pairwise, each for other peers."""
+    rules = [
+        {
+            "from": [{"podSelector": {"matchExpressions": [{"key": "n", **operator(n)}]}}],
+            "ports": [{"port": n, "endPort": 30000 + n}],
+        }
+        for n in range(1, count + 1)
+    ]
+    return policy({"podSelector": {"matchLabels": labels}, "ingress": rules}, f"o{count}")
+
+
+def operator(number: int) -> dict:
+    return {"operator": "NotIn", "values": [str(number)]}
+
+
+def test_ranges_that_overlap_pairwise_cost_no_more_than_they_are():
+    crowd = [pod("a", f"p{n}", 10 + n, node="far") for n in range(400)]
+    sizes = {}
+    for count in (200, 400):
+        began = time.thread_time()
+        made = compiled(world_of([WEB, *crowd], overlapping(count)), [bound(WEB)])
+        assert time.thread_time() - began < 5
+        rules = sum(len(one.rules) for one in made.desired.chains.values())
+        sizes[count] = made.desired.size / count, rules / count
+        assert made.left_out(bound(WEB).owner, "Ingress") == ()
+    assert sizes[400] == pytest.approx(sizes[200], rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_maps_say_the_same_as_one(seed, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MOST_SPREAD", 3)
+    monkeypatch.setattr(compiler_module, "MOST_PAIRS", 2)
+    test_the_table_says_what_the_policies_say(seed)
+    test_many_changes_lead_to_the_same_table_as_a_fresh_start(seed)
+
+
+def test_a_rule_with_many_peers_and_ports_does_not_multiply_them():
+    peers = [{"podSelector": {"matchLabels": {"n": str(n)}}} for n in range(5000)]
+    ports = [{"port": 2 * n + 1} for n in range(5000)]
+    big = policy({"podSelector": {}, "ingress": [{"from": peers, "ports": ports}]})
+    client = pod("a", "client", 5, node="far")._replace(labels={"n": "4999"})
+    desired = compiled(world_of([WEB, client, FAR], big), [bound(WEB)]).desired
+    assert desired.size < 25_000
+    packet = towards(WEB, client, iifname="tailscale0")._replace(port=9999)
+    assert passes(desired, packet)
+    assert not passes(desired, packet._replace(port=9998))
+    assert not passes(desired, packet._replace(source=str(FAR.addresses[0])))
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_ALLOWED", 20), ("MOST_ELEMENTS", 100)])
+def test_a_policy_that_is_too_large_isolates_and_allows_nothing(limit, most, monkeypatch):
+    monkeypatch.setattr(compiler_module, limit, most)
+    crowd = [pod("a", f"p{n}", 10 + n, node="far") for n in range(10)]
+    world = world_of([WEB, *crowd, FAR], overlapping(30), policy(FROM_DB))
+    made = compiled(world, [bound(WEB)])
+    packet = towards(WEB, crowd[0], iifname="tailscale0")
+    assert made.left_out(bound(WEB).owner, "Ingress") == (("a", "o30"),)
+    assert made.isolating(bound(WEB).owner, "Ingress") == (("a", "o30"), ("a", "one"))
+    assert passes(made.desired, packet), "the other policy still counts"
+    made.policy_changed(("a", "one"), None)
+    assert not passes(made.desired, packet)
+    left_out = {(WEB.key, "Ingress"): [("a", "o30")]}
+    found = explain(made.world, crowd[0], WEB, 80, left_out=left_out)
+    assert not found.allowed and "a/o30 is too large" in found.words
+    made.policy_changed(("a", "o30"), None)
+    assert made.left_out(bound(WEB).owner, "Ingress") == ()
+    assert passes(made.desired, packet)
 
 
 def test_nothing_is_left_when_all_is_gone(compiler):

@@ -3,14 +3,15 @@
 Each pod of this node has a profile for each direction: the policies that isolate it. A profile is a
 chain for each IP version, and pods with the same policies share it. The ports of its rules are
 divided into spans (ports.py), so that a packet's port is looked up once, in a verdict map; each
-span leads to a chain with the peers that may use it. Chains never change: other policies are other
+span leads to a chain with the peers that may use it. If ranges overlap so much that the spans would
+be too large, every few peers have a map of their own. Chains never change: other policies are other
 chains, and the addresses of the pods are led to them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from ..datapath import nft_objects as nft
@@ -32,14 +33,22 @@ from .objects import (
     Pod,
     Policy,
     Port,
+    Rule,
     World,
 )
 from .peers import Peers, PodPeer, PortName, digest
-from .ports import LAST_PORT, Allowed, Sources, spans
+from .ports import LAST_PORT, Allowed, Sources, Span, TooMany, spans
 
 ANYONE = "anyone"  # a source beside PodPeer and Block
 MOST_SETS = 4  # of pods in one chain; more are joined to one set
 DIRECTIONS = (INGRESS, EGRESS)
+MOST_PAIRS = 256  # of a peer and a port in one rule; beyond, its peers are one source
+MOST_SPREAD = 8192  # what the groups of sources of one map may weigh together
+FEW_JOINED = 8  # sets of joined peers that a profile may have, however large they are
+MOST_JOINED = 200_000  # addresses in more of them
+# What a profile may need. A policy that goes beyond it isolates its pods and allows nothing.
+MOST_ALLOWED = 20_000  # sources with ranges of ports
+MOST_ELEMENTS = 1_000_000  # addresses of the pods that its peers select
 MOST_UNUSED = 250  # profiles that may wait for their next pod
 LONGEST_PREFIX = 120  # of a line of the kernel's log
 
@@ -55,6 +64,7 @@ class Profile(NamedTuple):
     numbers: FrozenSet[Tuple[PodPeer, PortName]]
     shared: Tuple[str, ...]  # chains and sets that other profiles may use, too
     maps: Tuple[str, ...]
+    too_large: Tuple[Key, ...]  # policies whose rules it leaves out
 
 
 class _ProfileKey(NamedTuple):
@@ -67,6 +77,40 @@ class _ProfileKey(NamedTuple):
     # The names of ports whose numbers decide about `allowed`. Two rules with different names may
     # allow the same today, and something else as soon as a pod has one of them.
     numbers: FrozenSet[Tuple[PodPeer, PortName]]
+    too_large: Tuple[Key, ...]
+
+
+class _Joined:
+    """Peers of a rule with many ports, as one source."""
+
+    __slots__ = ("name", "sources")
+
+    def __init__(self, sources: Iterable[object]) -> None:
+        self.sources = frozenset(sources)
+        self.name = f"joined {digest(sorted(map(repr, self.sources)))}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Joined) and self.name == other.name
+
+
+class _Rules:
+    """What policies allow a pod in one direction."""
+
+    def __init__(self) -> None:
+        self.allowed: Set[Allowed] = set()
+        self.everywhere: Set[object] = set()  # sources that may use all ports
+        self.numbers: Dict[Tuple[PodPeer, PortName], Tuple[int, ...]] = {}  # of names of ports
+        self.too_large: List[Key] = []
+
+    def taken(self, more: _Rules) -> None:
+        self.allowed |= more.allowed
+        self.everywhere |= more.everywhere
 
 
 _T = TypeVar("_T")
@@ -216,6 +260,11 @@ class Compiler:
         """The policies that isolate the pod."""
         key = self._of.get((owner, direction))
         return self._profiles[key].policies if key is not None else ()
+
+    def left_out(self, owner: Owner, direction: str) -> Tuple[Key, ...]:
+        """Of these, those that are too large: they isolate the pod, and allow nothing."""
+        key = self._of.get((owner, direction))
+        return self._profiles[key].too_large if key is not None else ()
 
     def is_known(self, binding: Binding) -> bool:
         return binding.exempt or self._pod_of(binding) is not None
@@ -394,14 +443,19 @@ class Compiler:
         ]
         if not policies:
             return None
-        allowed, everywhere, numbers = self._allowed(policies, direction, pod)
-        keys = tuple(policy.key for policy in policies)
-        parts = frozenset(allowed), frozenset(everywhere), frozenset(numbers)
-        key = _ProfileKey(direction, keys, *parts)
+        rules = self._allowed(policies, direction, pod)
+        key = _ProfileKey(
+            direction,
+            tuple(policy.key for policy in policies),
+            frozenset(rules.allowed),
+            frozenset(rules.everywhere),
+            frozenset(rules.numbers),
+            tuple(rules.too_large),
+        )
         if key not in self._profiles:
             self._profiles[key] = self._build(*key)
             return key
-        for peer, name in numbers:  # the profile counts them once
+        for peer, name in rules.numbers:  # the profile counts them once
             self._peers.leave_numbers(peer, name)
         return key
 
@@ -410,30 +464,56 @@ class Compiler:
         if key is not None:
             self._users[key] -= 1
 
-    def _allowed(
-        self, policies: Iterable[Policy], direction: str, pod: Pod
-    ) -> Tuple[List[Allowed], Set[object], Tuple[Tuple[PodPeer, PortName], ...]]:
-        """Who may use which ports, who may use all of them, and the names that were resolved."""
-        allowed: List[Allowed] = []
-        everywhere: Set[object] = set()
-        numbers: Dict[Tuple[PodPeer, PortName], Tuple[int, ...]] = {}
+    def _allowed(self, policies: Iterable[Policy], direction: str, pod: Pod) -> _Rules:
+        """What they allow together, without those that are too large for the rest."""
+        found = _Rules()
         for policy in policies:
+            more = _Rules()
+            more.numbers = found.numbers
             for rule in policy.rules(direction) or ():
-                sources = _sources(rule.peers, policy.namespace)
-                if rule.ports is None:
-                    everywhere.update(sources)
-                for port in rule.ports or ():
-                    if not isinstance(port.port, str):
-                        first, last = _span(port)
-                        allowed += [Allowed(one, port.protocol, first, last) for one in sources]
-                    elif direction == INGRESS:
-                        for number in _numbers_of(pod, port):
-                            allowed += [
-                                Allowed(one, port.protocol, number, number) for one in sources
-                            ]
-                    else:
-                        allowed += self._allowed_by_name(sources, port, numbers)
-        return allowed, everywhere, tuple(numbers)
+                self._allow_by(rule, policy, direction, pod, more)
+                if len(more.allowed) > MOST_ALLOWED:
+                    break
+            if self._has_room(found, more):
+                found.taken(more)
+            else:
+                found.too_large.append(policy.key)
+        return found
+
+    def _allow_by(
+        self, rule: Rule, policy: Policy, direction: str, pod: Pod, found: _Rules
+    ) -> None:
+        sources = _sources(rule.peers, policy.namespace)
+        if rule.ports is None:
+            found.everywhere.update(sources)
+        ports = rule.ports or ()
+        together = sources
+        if len(sources) > 1 and len(sources) * len(ports) > MOST_PAIRS:
+            together = [_Joined(sources)]
+        for port in ports:
+            if not isinstance(port.port, str):
+                spans_of_port = [_span(port)]
+            elif direction == INGRESS:
+                spans_of_port = [(number, number) for number in _numbers_of(pod, port)]
+            else:
+                found.allowed.update(self._allowed_by_name(sources, port, found.numbers))
+                continue
+            found.allowed.update(
+                Allowed(one, port.protocol, first, last)
+                for one in together
+                for first, last in spans_of_port
+            )
+
+    def _has_room(self, found: _Rules, more: _Rules) -> bool:
+        """Whether a profile may have both."""
+        if len(found.allowed) + len(more.allowed) > MOST_ALLOWED:
+            return False
+        sources = {one.source for rules in (found, more) for one in rules.allowed}
+        listed = _flat(sources | found.everywhere | more.everywhere)
+        peers = {one for one in listed if isinstance(one, PodPeer)}
+        if len(peers) * self._peers.count <= MOST_ELEMENTS:
+            return True
+        return sum(map(self._peers.selected_by, peers)) <= MOST_ELEMENTS
 
     def _allowed_by_name(
         self,
@@ -464,25 +544,26 @@ class Compiler:
         allowed: FrozenSet[Allowed],
         everywhere: FrozenSet[object],
         numbers: FrozenSet[Tuple[PodPeer, PortName]],
+        too_large: Tuple[Key, ...],
     ) -> Profile:
         # In the name is what the chain says and for whom, so that the same has the same name.
         said = *(sorted(map(repr, one)) for one in (allowed, everywhere, numbers)), keys
         name = f"{direction.lower()}_{digest(said)}"
         if ANYONE in everywhere:
-            return Profile(name, direction, keys, True, (), numbers, (), ())
+            return Profile(name, direction, keys, True, (), numbers, (), (), too_large)
         parts = _Parts()
-        by_protocol = spans(one for one in allowed if one.source not in everywhere)
+        by_ports = self._by_ports([one for one in allowed if one.source not in everywhere])
         self.desired.add_counter(name, f"denied {direction} of {_listed(keys)}")
         for version in VERSIONS:
             rules = self._rules(everywhere, direction, version, parts)
-            for protocol, listed in by_protocol.items():
+            for number, (protocol, listed) in enumerate(by_ports):
                 elements: Dict[nft.Key, Optional[Verdict]] = {}
                 for span in listed:
                     verdict = self._verdict(span.sources, direction, version, parts)
                     if verdict is not None:
                         elements[_port(span.first), _port(span.last)] = verdict
                 if elements:
-                    leads = f"{name}_{version}_{PROTOCOL_NAMES[protocol]}"
+                    leads = f"{name}_{version}_{PROTOCOL_NAMES[protocol]}_{number}"
                     self.desired.add_set(_ports_map(leads, elements), _plain(elements))
                     parts.maps.append(leads)
                     rules.append(nft.port_verdict(protocol, leads))
@@ -498,7 +579,32 @@ class Compiler:
             numbers,
             tuple(parts.shared),
             tuple(parts.maps),
+            too_large,
         )
+
+    def _by_ports(self, allowed: Sequence[Allowed]) -> List[Tuple[int, Tuple[Span, ...]]]:
+        """The spans of each map, with the protocol: one map for a protocol, or several with a few
+        sources each, which need no more than the rules together."""
+        try:
+            whole = spans(allowed, MOST_SPREAD, _weight)
+        except TooMany:
+            whole = None
+        if whole is not None and self._may_join(whole):
+            return list(whole.items())
+        by_source: Dict[str, List[Allowed]] = {}
+        for one in allowed:
+            by_source.setdefault(repr(one.source), []).append(one)
+        names = sorted(by_source)
+        found: List[Tuple[int, Tuple[Span, ...]]] = []
+        for at in range(0, len(names), MOST_SETS):
+            few = [one for name in names[at : at + MOST_SETS] for one in by_source[name]]
+            found += spans(few).items()
+        return found
+
+    def _may_join(self, by_protocol: Dict[int, Tuple[Span, ...]]) -> bool:
+        groups = {span.sources for listed in by_protocol.values() for span in listed}
+        joined = [one for one in groups if len(one) > MOST_SETS]
+        return len(joined) <= FEW_JOINED or len(joined) * self._peers.count <= MOST_JOINED
 
     def _denied(self, name: str, direction: str, keys: Tuple[Key, ...]) -> List[bytes]:
         rules = []
@@ -513,6 +619,13 @@ class Compiler:
         """What a span of ports leads to; None if nobody of this IP version may use it."""
         if ANYONE in sources:
             return ACCEPT
+        if (sources, version) not in parts.verdicts:
+            parts.verdicts[sources, version] = self._leads_to(sources, direction, version, parts)
+        return parts.verdicts[sources, version]
+
+    def _leads_to(
+        self, sources: Sources, direction: str, version: int, parts: _Parts
+    ) -> Optional[Verdict]:
         rules = self._rules(sources, direction, version, parts)
         if not rules:
             return None
@@ -525,7 +638,7 @@ class Compiler:
         self, sources: Iterable[object], direction: str, version: int, parts: _Parts
     ) -> List[bytes]:
         """That accept what comes from these sources, or goes to them."""
-        listed = frozenset(sources)
+        listed = frozenset(_flat(sources))
         pods = frozenset(one for one in listed if isinstance(one, PodPeer))
         rules = []
         field = PEER_FIELD[direction]
@@ -578,6 +691,7 @@ class _Parts:
         self.sets: Dict[FrozenSet[PodPeer], str] = {}
         self.shared: Dict[str, None] = {}
         self.maps: List[str] = []
+        self.verdicts: Dict[Tuple[Sources, int], Optional[Verdict]] = {}
 
     def pods(self, peers: FrozenSet[PodPeer], known: Peers) -> str:
         """The name of the set with the addresses of these peers."""
@@ -617,6 +731,18 @@ def _sources(peers: Optional[Tuple[Peer, ...]], namespace: str) -> List[object]:
         else:
             found.append(PodPeer(peer.pods, namespaces=peer.namespaces))
     return found
+
+
+def _flat(sources: Iterable[object]) -> Iterator[object]:
+    for one in sources:
+        if isinstance(one, _Joined):
+            yield from one.sources
+        else:
+            yield one
+
+
+def _weight(source: object) -> int:
+    return sum(1 + len(one.exceptions) if isinstance(one, Block) else 1 for one in _flat([source]))
 
 
 def _span(port: Port) -> Tuple[int, int]:

@@ -60,6 +60,7 @@ class PodState(NamedTuple):
     known: bool  # false: its labels are not known yet, so the setting for unknown pods decides
     ingress: Tuple[Key, ...]  # the policies that isolate it; none if the direction is open
     egress: Tuple[Key, ...]
+    too_large: Tuple[Tuple[str, Key], ...] = ()  # of these, by direction, what allows nothing
 
 
 class Report(NamedTuple):
@@ -248,6 +249,11 @@ class Enforcer:
                         compiler.is_known(one),
                         compiler.isolating(one.owner, INGRESS),
                         compiler.isolating(one.owner, EGRESS),
+                        tuple(
+                            (way, key)
+                            for way in (INGRESS, EGRESS)
+                            for key in compiler.left_out(one.owner, way)
+                        ),
                     )
                     for one in self
                 ),

@@ -6,6 +6,7 @@ two differ.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import NamedTuple, Optional, Tuple, Union
 
@@ -27,6 +28,8 @@ from .objects import (
 
 NODE = "node"  # the node that the pod is on
 End = Union[Pod, Address, str]
+# By pod and direction: policies that are too large for its rules, so that they allow nothing.
+LeftOut = Mapping[Tuple[Key, str], Collection[Key]]
 
 
 class Decision(NamedTuple):
@@ -84,12 +87,17 @@ def number_of(end: End, name: str, protocol: int) -> Optional[int]:
 
 
 def explain(
-    world: World, source: End, destination: End, port: int, protocol: int = PROTOCOLS["TCP"]
+    world: World,
+    source: End,
+    destination: End,
+    port: int,
+    protocol: int = PROTOCOLS["TCP"],
+    left_out: Optional[LeftOut] = None,
 ) -> Explanation:
     """Of a new connection. Services do not matter: the destination is the pod behind them. If the
     answer depends on the IP version, it is that of the version which is denied."""
     found = {
-        version: explain_version(world, source, destination, port, protocol, version)
+        version: explain_version(world, source, destination, port, protocol, version, left_out)
         for version in _versions(source, destination)
     }
     if len(set(found.values())) == 1:
@@ -100,14 +108,20 @@ def explain(
 
 
 def explain_version(
-    world: World, source: End, destination: End, port: int, protocol: int, version: int
+    world: World,
+    source: End,
+    destination: End,
+    port: int,
+    protocol: int,
+    version: int,
+    left_out: Optional[LeftOut] = None,
 ) -> Explanation:
     """The same over one IP version: an ipBlock may have addresses of the other one only."""
     if isinstance(source, Pod) and isinstance(destination, Pod) and source.key == destination.key:
         decision = _open(EGRESS, source, "a pod always reaches itself")
         return Explanation(True, (decision,))
     decisions = []
-    over = port, protocol, version
+    over = port, protocol, version, left_out or {}
     if isinstance(source, Pod):
         decisions.append(_decide(world, EGRESS, source, destination, *over))
     if isinstance(destination, Pod):
@@ -134,6 +148,7 @@ def _decide(
     port: int,
     protocol: int,
     version: int,
+    left_out: LeftOut,
 ) -> Decision:
     name = "/".join(pod.key)
     if not pod.counts:
@@ -150,7 +165,10 @@ def _decide(
     if not isolating:
         return _open(direction, pod, f"{direction} of {name}: no policy selects it, so it is open")
     keys = tuple(policy.key for policy in isolating)
+    too_large = left_out.get((pod.key, direction), ())
     for policy in isolating:
+        if policy.key in too_large:
+            continue
         for at, rule in enumerate(policy.rules(direction) or ()):
             because = _allows(world, policy, rule, pod, direction, other, port, protocol, version)
             if because:
@@ -160,7 +178,13 @@ def _decide(
     listed = ", ".join(map(str, isolating))
     lacking = "none of them has a" if len(isolating) > 1 else "it has no"
     words = f"{direction} of {name}: denied by {listed}: {lacking} rule that allows it"
+    if too_large:
+        words += f"; {_named(too_large)} too large, and what only they allow is denied"
     return Decision(direction, pod.key, False, keys, "", words)
+
+
+def _named(keys: Collection[Key]) -> str:
+    return ", ".join("/".join(key) for key in keys) + (" is" if len(keys) == 1 else " are")
 
 
 def _open(direction: str, pod: Pod, words: str) -> Decision:

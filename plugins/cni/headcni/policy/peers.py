@@ -326,6 +326,15 @@ class Peers:
                     yield from (self._members[key] for key in group.pods - seen)
                     seen |= group.pods
 
+    def selected_by(self, peer: PodPeer) -> int:
+        """How many addresses the peer's set has or would have, whatever ports the pods have."""
+        return sum(
+            len(self._members[key].addresses)
+            for group in self._groups_with(peer)
+            if self._selects(peer, group)
+            for key in group.pods
+        )
+
     # Names of ports
 
     def use_numbers(self, peer: PodPeer, name: PortName) -> Tuple[int, ...]:

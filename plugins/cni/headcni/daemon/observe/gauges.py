@@ -93,6 +93,12 @@ def measure_policies(metrics: Metrics, policies: Policies) -> None:
         " Normal: 0.",
         lambda: float(len(policies.warnings())),
     )
+    metrics.gauge(
+        "policy_too_large",
+        "Network policies that are too large for the rules of a pod of this node, so that what only"
+        " they allow is denied. Normal: 0.",
+        lambda: float(len(policies.too_large())),
+    )
     metrics.counted(
         "policy_repairs",
         "Times that somebody had changed the rules for network policies. Normal: 0.",

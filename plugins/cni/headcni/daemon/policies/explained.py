@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ...errors import BAD_ENVIRONMENT, CniError, shortened
-from ...policy.explain import End, end_of, explain, number_of
+from ...policy.explain import End, LeftOut, end_of, explain, number_of
 from ...policy.objects import PROTOCOLS, Key, Pod, World
 
 MOST_NAMED = 50  # policies of a decision
@@ -14,7 +14,11 @@ LONGEST_WORDS = 2000
 
 
 def explained(
-    world: World, node_name: str, protected: Collection[Key], words: Sequence[str]
+    world: World,
+    node_name: str,
+    protected: Collection[Key],
+    words: Sequence[str],
+    left_out: Optional[LeftOut] = None,
 ) -> Dict[str, Any]:
     """`words` are source, destination and port/protocol. `protected` are the pods of this node
     whose networks have policies. CniError if the question is not understood."""
@@ -22,7 +26,7 @@ def explained(
         raise _wrong(" ".join(words), "SRC DST PORT/PROTOCOL")
     source, destination = (end_of(world, word) for word in words[:2])
     port, protocol = _port(words[2], destination)
-    found = explain(world, source, destination, port, protocol)
+    found = explain(world, source, destination, port, protocol, left_out)
     notes = [
         note
         for end in (source, destination)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Tuple
 
 from ...errors import CniError
 from ...log import Log
-from ...policy.enforcer import Denied, Enforcer
+from ...policy.enforcer import Denied, Enforcer, PodState
 from ...policy.objects import Key
 from .explained import explained
 from .feed import Feed
@@ -110,7 +110,20 @@ class Policies:
         return [
             *(f"network policies stay as they were: {problem}" for problem in away),
             *(f"not enforced as written: {mistake}" for mistake in self.feed.mistakes()),
+            *self._too_large(),
             *self._unprotected(),
+        ]
+
+    def too_large(self) -> List[Key]:
+        """The policies that allow nothing on this node because they are too large."""
+        pods = self.enforcer.report().pods
+        return sorted({key for pod in pods for _direction, key in pod.too_large})
+
+    def _too_large(self) -> List[str]:
+        return [
+            f"NetworkPolicy {name} is too large: it isolates its pods, and what only it allows is "
+            "denied; divide it, or select fewer pods and ports"
+            for name in _named(self.too_large())
         ]
 
     def _unprotected(self) -> List[str]:
@@ -143,9 +156,10 @@ class Policies:
         world = self.enforcer.world()
         if not world.complete:
             return {"error": self.not_known()}
-        protected = {pod.pod for pod in self.enforcer.report().pods}
+        pods = self.enforcer.report().pods
+        protected, left_out = {pod.pod for pod in pods}, _left_out(pods)
         try:
-            answer = explained(world, self._node_name, protected, words[1:])
+            answer = explained(world, self._node_name, protected, words[1:], left_out)
         except CniError as problem:
             return {"error": str(problem)}
         if doubt := self.held_back():
@@ -199,6 +213,14 @@ class Policies:
 
 def _most_first(denied: Sequence[Denied]) -> List[Denied]:
     return sorted(denied, key=lambda entry: (-entry.packets, entry.policy, entry.direction))
+
+
+def _left_out(pods: Iterable[PodState]) -> Dict[Tuple[Key, str], List[Key]]:
+    found: Dict[Tuple[Key, str], List[Key]] = {}
+    for pod in pods:
+        for direction, key in pod.too_large:
+            found.setdefault((pod.pod, direction), []).append(key)
+    return found
 
 
 def _named(policies: Sequence[Key]) -> List[str]:
