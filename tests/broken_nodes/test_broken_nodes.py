@@ -15,11 +15,15 @@ from lab_command import CHECKOUT, LabCommand
 from mesh_state import at_headscale, pod_ranges, server
 from patience import until
 from site_run import Site
-from traffic import Traffic
+from traffic import CNITOOL, Traffic
 
 NODES = ("node1", "node2")
 CONFLIST = "/etc/cni/net.d/10-headcni.conflist"
 INVENTORY = "inventories/lab"
+ONLY_NODES = {
+    "tagOwners": {"tag:headcni": []},
+    "acls": [{"action": "accept", "src": ["tag:headcni"], "dst": ["tag:headcni:*"]}],
+}
 METRICS = (
     'python3 -c "import urllib.request as u;'
     " print(u.urlopen('http://127.0.0.1:9001/metrics').read().decode())\""
@@ -244,6 +248,56 @@ def test_the_key_is_about_to_expire(broken):
     until(lambda: "expires in 1h" in status(), 60, status, every=1)
     broken.cured("key-expires")
     assert "expires in" not in status()
+
+
+def test_a_firewall_drops_what_is_forwarded(broken):
+    outside = broken.lab.underlay().rpartition(".")[0] + ".1"
+    ping = f"ip netns exec pod ping -c 1 -W 1 {outside}"
+    broken.site("--limit", "node1", headcni_node_firewall="none")
+    broken.lab.wait("node1", ping)
+    broken.on("iptables -P FORWARD DROP")
+    try:
+        broken.lab.wait("node1", f"! {ping}")
+        pod = broken.traffic.addresses["node1"]
+        traced = broken.on(f"headcnictl trace {pod} {outside}", check=False)
+        assert "firewall      BROKEN" in traced
+        broken.cured("firewall-blocks")
+        broken.lab.wait("node1", ping)
+        assert "BROKEN" not in broken.on(f"headcnictl trace {pod} {outside}")
+    finally:
+        broken.on("iptables -P FORWARD ACCEPT; iptables -F FORWARD")
+        broken.on("systemctl restart tailscaled")  # it has rules there
+        broken.site("--limit", "node1")
+
+
+def test_a_firewall_that_drops_what_is_forwarded_is_told_about_pods_by_itself(broken):
+    outside = broken.lab.underlay().rpartition(".")[0] + ".1"
+    broken.on("iptables -P FORWARD DROP")
+    try:
+        broken.lab.wait("node1", f"ip netns exec pod ping -c 1 -W 1 {outside}")
+        until(lambda: broken.findings() == [], 60, broken.findings, every=1)
+    finally:
+        broken.on("iptables -P FORWARD ACCEPT")
+
+
+def test_the_policy_denies_pods(broken):
+    broken.api("PUT", "policy", {"policy": json.dumps(ONLY_NODES)})
+    broken.cut()
+    assert broken.traced("node1", "node2")["id"] == "policy-denies"
+    broken.cured("policy-denies")
+
+
+def test_the_pool_is_full_of_leaks(broken):
+    add = f"{CNITOOL} add headcni /run/netns/leak$i >/dev/null 2>&1"
+    fill = f"for i in $(seq 260); do ip netns add leak$i; {add} || break; done"
+    broken.on(f"{fill}; for i in $(seq 260); do ip netns del leak$i; done 2>/dev/null; true")
+    broken.on("ip netns add late")
+    late = f"{CNITOOL} add headcni /run/netns/late"
+    assert "no free address" in broken.on(f"{late} 2>&1", check=False)
+    broken.cured("pool-full", seconds=30)
+    broken.on(late)
+    broken.on("ip netns exec late ping -c 1 -W 1 " + broken.traffic.addresses["node2"])
+    broken.on(f"{CNITOOL} del headcni /run/netns/late; ip netns del late")
 
 
 def test_a_silent_resolver_is_named(broken):

@@ -43,6 +43,7 @@ PAGES: Mapping[str, Parts] = {
         "codes": lambda: errors_table.table(explanations.CODES, codes=True),
         "conditions": lambda: errors_table.table(explanations.CONDITIONS),
         "refused ranges": lambda: errors_table.table(explanations.REFUSED_RANGES),
+        "faults": lambda: errors_table.table(explanations.FAULTS),
     },
     "docs/metrics.md": {
         "headcni": lambda: metrics_table.table(ours=True),

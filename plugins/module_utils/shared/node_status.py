@@ -26,7 +26,7 @@ def row(name: str, status: Mapping[str, Any] | None, now: float) -> list[str]:
         return [name, "NO", *[UNKNOWN] * (len(HEAD) - 2)]
     return [
         name,
-        "yes" if status["ready"] else "NO",
+        _ready(status),
         str(status["mode"]),
         str(status["version"]),
         str(status["attachments"]),
@@ -36,6 +36,13 @@ def row(name: str, status: Mapping[str, Any] | None, now: float) -> list[str]:
         _firewalls(status["firewalls"]),
         _drift(status.get("drift")),
     ]
+
+
+def _ready(status: Mapping[str, Any]) -> str:
+    """A node is ready for kubelet although pods may be cut off by a fault."""
+    if not status["ready"]:
+        return "NO"
+    return "FAULT" if status.get("faults") else "yes"
 
 
 def problems(status: Mapping[str, Any]) -> list[str]:
@@ -49,7 +56,16 @@ def problems(status: Mapping[str, Any]) -> list[str]:
 
 def warnings(status: Mapping[str, Any], now: float) -> list[str]:
     """What somebody should look at although the node is ready."""
-    return [*_warnings(status, now), *alarms(status)]
+    return [*_faults(status), *_warnings(status, now), *alarms(status)]
+
+
+def _faults(status: Mapping[str, Any]) -> Iterator[str]:
+    """What the daemon's last look has found. A daemon of an earlier release does not look."""
+    for fault in status.get("faults") or ():
+        run = f": {fault['run']}" if fault["run"] and fault["where"] == "node" else ""
+        yield f"FAULT: {fault['found']}{run or ': headcnictl diagnose has the command'}"
+    if status.get("faults_problem"):
+        yield str(status["faults_problem"])
 
 
 def alarms(status: Mapping[str, Any]) -> list[str]:
@@ -160,4 +176,6 @@ def _rank(status: Mapping[str, Any] | str, now: float) -> int:
         return 0
     if not status["ready"]:
         return 1
-    return 2 if warnings(status, now) else 3
+    if status.get("faults"):
+        return 2
+    return 3 if warnings(status, now) else 4

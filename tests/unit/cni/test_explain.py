@@ -12,7 +12,7 @@ from lab_command import CHECKOUT
 
 from headcni import errors
 from headcni.ctl import explain, main
-from headcni.ctl.explanations import ALL, CODES, CONDITIONS, REFUSED_RANGES, find
+from headcni.ctl.explanations import ALL, CODES, CONDITIONS, FAULTS, REFUSED_RANGES, find
 from headcni.errors import CniError
 from headcni.mesh import claims
 
@@ -42,6 +42,22 @@ def test_every_condition_of_the_runtime_is_explained():
     for path in (RUNTIME / "headcni").rglob("*.py"):
         found |= names_of_conditions(path.read_text())
     assert found == {each.name for each in CONDITIONS}
+
+
+def test_every_finding_is_explained():
+    """Their ids are literals: Finding("…", …). Those that are made of other names are listed."""
+    found = {"forwarding-off-ipv4", "forwarding-off-ipv6", "duplicate-own-cidr"}
+    found.add("duplicate-overlap")
+    for path in (RUNTIME / "headcni/ctl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                found |= {
+                    str(one.value)
+                    for one in ast.walk(node.args[0])
+                    if isinstance(one, ast.Constant) and not isinstance(node.args[0], ast.JoinedStr)
+                }
+    found -= {"NeedsLogin"}  # a comparison in such an argument
+    assert found == {each.name for each in FAULTS}
 
 
 def names_of_conditions(source: str) -> set[str]:

@@ -89,6 +89,28 @@ def test_what_is_missing_is_said_and_what_is_there_is_not():
     assert iptables.differences(chains.from_listing("ip", told), TRAFFIC) == []
 
 
+ACCEPTED = "-A FORWARD -i headcni0 -j ACCEPT\n-A FORWARD -o headcni0 -j ACCEPT\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "passes"),
+    [
+        ("", False),
+        (ACCEPTED, True),
+        (ACCEPTED.replace("-i headcni0", "-i headcni0 -s 10.42.1.0/24"), False),
+        (ACCEPTED.replace("-i headcni0", "! -i headcni0"), False),
+        ("-A FORWARD -j DROP\n" + ACCEPTED, False),
+        ("-A FORWARD -i headcni0 -j DROP\n" + ACCEPTED, False),
+        ("-N MINE\n-A FORWARD -j MINE\n" + ACCEPTED.replace("-A FORWARD", "-A MINE"), True),
+    ],
+)
+def test_rules_of_the_operator_that_let_all_of_the_bridge_through_are_enough(rules, passes):
+    table = chains.from_listing("ip", "-P FORWARD DROP\n" + rules)
+    [chain] = table.blocking()
+    ways = (chains.Way(came_by="headcni0"), chains.Way(leaves_by="headcni0"))
+    assert all(table.lets_pass(chain, way) for way in ways) is passes
+
+
 def test_pods_are_allowed_by_interface_and_address_and_nobody_else_is():
     for hook in ("forward", "input", "output"):
         for one in TRAFFIC.accepts(hook, 4):

@@ -241,9 +241,12 @@ def test_the_mesh_takes_its_rules_for_claims_from_the_configuration(tmp_path):
     assert (rules.tags, rules.lengths[2], rules.lengths[10]) == (("tag:k8s",), (24,), (64,))
 
 
-@pytest.mark.parametrize("part", ["server", "_upkeep", "firewalls", "routes", "keeper", "pods"])
+@pytest.mark.parametrize(
+    "part", ["server", "_upkeep", "firewalls", "faults", "routes", "keeper", "pods"]
+)
 def test_a_part_whose_thread_has_ended_is_told_to_the_watchdog(daemon, part):
-    daemon.server = daemon._upkeep = daemon.firewalls = threading.current_thread()
+    daemon.server = daemon._upkeep = threading.current_thread()
+    daemon.firewalls = daemon.faults = threading.current_thread()
     assert daemon.is_healthy(), "the other parts are not there, nor need they be"
     ended = threading.Thread()
     ended.start()

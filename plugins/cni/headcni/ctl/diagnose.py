@@ -22,7 +22,7 @@ from ..store import Attachment
 from . import faults, mesh_faults, node
 from .daemon_client import asked
 from .finding import Finding
-from .main import NO, OK, show
+from .main import NO, OK, CannotTell, show
 from .terminal import GOOD, paint, wrapped
 
 MOST_PODS = 50  # findings about pods that are shown
@@ -32,14 +32,28 @@ Part = Tuple[str, Callable[[], Iterable[Finding]]]
 def arguments(parser: argparse.ArgumentParser) -> None:
     node.with_config(parser)
     parser.add_argument(
-        "--cni-dir", default=conflist.DIRECTORY, help="where conflists are (%(default)s)"
+        "--cni-dir",
+        help=f"where conflists are (the container runtime's directory, or {conflist.DIRECTORY})",
+    )
+    parser.add_argument(
+        "--without",
+        metavar="PARTS",
+        default="",
+        help="parts to leave out, with commas between them: daemon, pods, ...",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     config = node.load(args)
+    parts = _parts(config, args.cni_dir or faults.conflist_directory())
+    left_out = {part.strip() for part in args.without.split(",") if part.strip()}
+    if unknown := left_out - {name for name, _look in parts}:
+        known = ", ".join(name for name, _look in parts)
+        raise CannotTell(f"--without: there is no part {', '.join(sorted(unknown))}: {known}")
     found: Dict[str, List[Finding]] = {}
-    for name, look in _parts(config, args.cni_dir):
+    for name, look in parts:
+        if name in left_out:
+            continue
         known = {finding.found for findings in found.values() for finding in findings}
         found[name] = [one for one in _looked(name, look) if one.found not in known]
     notes = {"daemon": _warned(config), "firewall": _firewalls_told(config)}
@@ -51,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
             for name, findings in found.items()
             for finding in findings
         ]
+        every.sort(key=lambda finding: not finding["sure"])  # the others keep their order
         answer = {"well": well, "findings": every, "problems": problems, "notes": notes}
         show(answer, as_json=True)
     else:
@@ -129,7 +144,20 @@ def _firewalls_told(config: DaemonConfig) -> List[str]:
 
 def _pods(config: DaemonConfig) -> Iterator[Finding]:
     count = 0
-    for attachment in node.attachments(config):
+    every = node.attachments(config)
+    gone = [one for one in every if faults.is_gone(one.netns)]
+    if gone:
+        yield Finding(
+            "pods-gone",
+            f"the network namespaces of {len(gone)} pods are gone, and their addresses are taken",
+            "the runtime did not have their networks removed; the daemon removes them after a "
+            "while, and the command does it now",
+            faults.release(gone),
+            sure=False,
+        )
+    for attachment in every:
+        if attachment in gone:
+            continue
         said = differences(attachment, config.daemon.data_dir)
         if not said:
             continue

@@ -6,6 +6,7 @@ imports it: an error carries its code, and its ID follows from the code.
     HC001 to HC199  codes of CNI errors: HC103 is the code 103
     HC201 to HC299  conditions for a node's readiness
     HC301 to HC399  ranges of peers that a node refuses
+    HC401 to HC499  findings of headcnictl diagnose and trace
 
 An ID keeps its meaning for ever; new IDs go at the end of their part.
 """
@@ -372,7 +373,298 @@ REFUSED_RANGES: Tuple[Explanation, ...] = (
     ),
 )
 
-ALL = (*CODES, *CONDITIONS, *REFUSED_RANGES)
+FAULTS: Tuple[Explanation, ...] = (
+    Explanation(
+        401,
+        "daemon-down",
+        "The daemon does not answer. Pods keep their network, and nothing repairs it.",
+        "Restart the daemon: `systemctl restart headcni-daemon`. Its journal says why it stopped.",
+    ),
+    Explanation(
+        402,
+        "clock-wrong",
+        "The node's clock differs from the clock of Headscale's server by a minute or more. "
+        "Certificates, keys and tokens count as expired or not yet valid.",
+        "Turn the synchronisation on: `timedatectl set-ntp true`. If the server's clock is "
+        "wrong, correct that one.",
+    ),
+    Explanation(
+        403,
+        "forwarding-off-ipv4",
+        "The kernel does not forward IPv4 packets between pods and other machines.",
+        "Run `sysctl -w net.ipv4.ip_forward=1`, and look in `/etc/sysctl.d` for the file that "
+        "turned it off.",
+    ),
+    Explanation(
+        404,
+        "forwarding-off-ipv6",
+        "The kernel does not forward IPv6 packets between pods and other machines.",
+        "Run `sysctl -w net.ipv6.conf.all.forwarding=1`, and look in `/etc/sysctl.d` for the "
+        "file that turned it off.",
+    ),
+    Explanation(
+        405,
+        "tailscaled-down",
+        "tailscaled does not answer, so this node loses the other nodes.",
+        "Restart it: `systemctl restart tailscaled` in host mode, `headcni-tailscaled` in "
+        "daemon mode.",
+    ),
+    Explanation(
+        406,
+        "tailscale-stopped",
+        "tailscaled is disconnected on purpose (`tailscale down`).",
+        "Connect it again with `tailscale up`.",
+    ),
+    Explanation(
+        407,
+        "logged-out",
+        "The node is not logged in to the tailnet, so its pods reach no other node.",
+        "Run `site.yml` for this node. It creates a key and logs the node in.",
+    ),
+    Explanation(
+        408,
+        "tailscale-not-running",
+        "tailscaled is neither running nor logged out.",
+        "Run `site.yml` for this node. If the state stays, the journal of tailscaled has the "
+        "reason.",
+    ),
+    Explanation(
+        409,
+        "tailscaled-health",
+        "tailscaled itself reports a problem.",
+        "The text is tailscaled's own. `tailscale status` shows it as well.",
+    ),
+    Explanation(
+        410,
+        "key-expires",
+        "The node's key for the tailnet expires within seven days. Then this node loses all "
+        "other nodes.",
+        "Run `playbooks/rotate_keys.yml`, which gives the node a new key.",
+    ),
+    Explanation(
+        411,
+        "no-pod-cidr",
+        "The node's pod range is not known, so no pod can start.",
+        "Run `site.yml`, or set `network.podCIDR.nodeLocal`. `headcnictl pod-cidr` lists the "
+        "sources that were examined.",
+    ),
+    Explanation(
+        412,
+        "pod-cidr-guessed",
+        "The node's pod range is a guess. Another node may have guessed the same.",
+        "Set `headcni_node_pod_cidr` in the inventory and run `site.yml`.",
+    ),
+    Explanation(
+        413,
+        "duplicate-own-cidr",
+        "Another node serves this node's pod range. Pods of one of the two cannot be reached.",
+        "Run the command of the finding at Headscale, or give one node another range with "
+        "`change_pod_cidr.yml`.",
+    ),
+    Explanation(
+        414,
+        "duplicate-overlap",
+        "Two nodes serve overlapping pod ranges. Pods of one of the two cannot be reached.",
+        "Run the command of the finding at Headscale, or give one node another range with "
+        "`change_pod_cidr.yml`.",
+    ),
+    Explanation(
+        415,
+        "not-approved",
+        "Headscale has not approved this node's pod range, as far as the node knows. Pods of "
+        "other nodes do not reach its pods.",
+        "Run `site.yml`, which approves it. Headscale may tell a new node minutes late.",
+    ),
+    Explanation(
+        416,
+        "policy-denies",
+        "Headscale's policy does not let pods of other nodes in.",
+        "Add the rule that docs/headscale-policy.md shows, or let `site.yml` add it: `-e "
+        "headscale_routes_policy=merge`.",
+    ),
+    Explanation(
+        417,
+        "foreign-rule",
+        "A routing rule of another program comes before HeadCNI's and takes packets for pods "
+        "of other nodes.",
+        "Delete the rule with the command of the finding, and find the program that adds it.",
+    ),
+    Explanation(
+        418,
+        "tunnel-mtu",
+        "The tunnel's link carries smaller packets than pods send.",
+        "Set the link's MTU with the command of the finding, and find the program that changed it.",
+    ),
+    Explanation(
+        419,
+        "underlay-mtu",
+        "The node's link to the network carries smaller packets than the tunnel needs.",
+        "Set the link's MTU with the command of the finding, or lower `network.mtu` on all nodes.",
+    ),
+    Explanation(
+        420,
+        "no-conflist",
+        "There is no conflist, so the container runtime can start no pod.",
+        "Write it: `headcnictl conflist write`. `site.yml` writes it as well.",
+    ),
+    Explanation(
+        421,
+        "other-conflist",
+        "Another conflist comes first, so new pods get another network.",
+        "Run the command of the finding, which renames that file, and remove the other CNI.",
+    ),
+    Explanation(
+        422,
+        "stale-conflist",
+        "The conflist differs from the daemon's configuration.",
+        "Run `site.yml` for this node, which writes it again.",
+    ),
+    Explanation(
+        423,
+        "runtime-elsewhere",
+        "The container runtime looks for plugins or conflists in other directories than HeadCNI's.",
+        "Run `site.yml` with the variable of the finding, and keep the variable in your inventory.",
+    ),
+    Explanation(
+        424,
+        "pool-full",
+        "The pool has no free address, so no new pod can start on this node.",
+        "If the addresses belong to pods that are gone, the command of the finding releases "
+        "them. Otherwise give the node a larger range with `change_pod_cidr.yml`.",
+    ),
+    Explanation(
+        425,
+        "nft-table",
+        "HeadCNI's nft table is not as it should be. Masquerading and host ports may not work.",
+        "The daemon repairs it: `systemctl restart headcni-daemon`. If it comes back, find "
+        "the program that flushes nftables.",
+    ),
+    Explanation(
+        426,
+        "firewall-blocks",
+        "Another firewall of the node drops pods' packets.",
+        "Run the command of the finding. docs/firewalls.md describes each firewall.",
+    ),
+    Explanation(
+        427,
+        "pods-gone",
+        "The network namespaces of pods are gone, and their networks were not removed.",
+        "Nothing: the daemon removes them after a while. The command of the finding does it "
+        "at once.",
+    ),
+    Explanation(
+        428,
+        "pod-differs",
+        "A pod's network is not as it was set up.",
+        "The daemon repairs most differences within a minute. Otherwise delete the pod: its "
+        "controller starts a new one.",
+    ),
+    Explanation(
+        429,
+        "more-pods-differ",
+        "More pods differ than are listed.",
+        "Begin with the first finding: a common cause comes before the pods.",
+    ),
+    Explanation(
+        430,
+        "resolver-silent",
+        "A resolver that pods use does not answer them.",
+        "Run the command of the finding: `headcnictl trace` names the first broken hop on the "
+        "way to the resolver.",
+    ),
+    Explanation(
+        431,
+        "relayed",
+        "The path to another node goes through a relay, which is slower.",
+        "Let UDP through between the nodes, at tailscaled's port. docs/verify.md describes paths.",
+    ),
+    Explanation(
+        432,
+        "no-path",
+        "Another node does not answer tailscaled's ping.",
+        "Look at that node: it is off, or UDP and the relay are both blocked.",
+    ),
+    Explanation(
+        433,
+        "not-served",
+        "No node serves a pod's address, as far as this node knows.",
+        "Run `site.yml`. Otherwise the node is not in the tailnet, or Headscale's policy hides it.",
+    ),
+    Explanation(
+        434,
+        "refused",
+        "A peer serves the address, and this node refuses its claim.",
+        "`headcnictl routes` shows why.",
+    ),
+    Explanation(
+        435,
+        "pod-gone",
+        "The pod's network namespace does not exist.",
+        "Delete the pod: its controller starts a new one.",
+    ),
+    Explanation(
+        436,
+        "pod-interface",
+        "The pod has lost its network interface.",
+        "Delete the pod: its controller starts a new one.",
+    ),
+    Explanation(
+        437,
+        "pod-route",
+        "The pod's own route leads elsewhere, or is missing.",
+        "Run the command of the finding, or delete the pod: its controller starts a new one.",
+    ),
+    Explanation(
+        438,
+        "veth-missing",
+        "The host's end of the pod's link is missing.",
+        "Delete the pod: its controller starts a new one.",
+    ),
+    Explanation(
+        439,
+        "veth-down",
+        "The host's end of the pod's link is down.",
+        "Run the command of the finding, which sets it up.",
+    ),
+    Explanation(
+        440,
+        "veth-unplugged",
+        "The host's end of the pod's link is not a port of the bridge.",
+        "Run the command of the finding, which attaches it.",
+    ),
+    Explanation(
+        441,
+        "bridge-down",
+        "The bridge of the pods is down.",
+        "Run the command of the finding, which sets it up.",
+    ),
+    Explanation(
+        442,
+        "anti-spoofing",
+        "The filter on the pod's link differs from what the pod's addresses need.",
+        "The daemon repairs it: `systemctl restart headcni-daemon`.",
+    ),
+    Explanation(
+        443,
+        "no-route",
+        "The kernel has no route to the destination.",
+        "Run the command of the finding; `headcnictl routes` shows what was refused, and why.",
+    ),
+    Explanation(
+        444,
+        "pod-misrouted",
+        "The node routes the pod's address to another link.",
+        "The daemon repairs it: `systemctl restart headcni-daemon`.",
+    ),
+    Explanation(
+        445,
+        "no-answer",
+        "The packet left the pod, and no answer came.",
+        "Run `headcnictl trace` and `headcnictl diagnose` on the other node.",
+    ),
+)
+
+ALL = (*CODES, *CONDITIONS, *REFUSED_RANGES, *FAULTS)
 _BY_NAME: Dict[str, Explanation] = {each.name: each for each in ALL}
 _BY_WORD: Dict[str, Explanation] = {
     word: each

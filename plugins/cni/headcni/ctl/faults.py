@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -37,6 +38,7 @@ HTTP_SECONDS = 3.0
 DNS_SECONDS = 3.0
 TAILNET_RESOLVERS = ("100.100.100.100", "fd7a:115c:a1e0::53")
 MOST_RESOLVERS = 4
+LEAK_SECONDS = 61.0  # a second more than the daemon's GRACE_SECONDS
 
 
 def daemon(config: DaemonConfig) -> Iterator[Finding]:
@@ -141,6 +143,15 @@ def pod_cidr(config: DaemonConfig) -> Iterator[Finding]:
         )
 
 
+def conflist_directory(root: str = "/") -> str:
+    """Where this node's conflists are: the running container runtime's directory if our conflist is
+    there, or else the usual one."""
+    for runtime in container_runtimes.of_kubelet(container_runtimes.running(root), root):
+        if os.path.exists(os.path.join(root, runtime.conf_dir.lstrip("/"), conflist.NAME)):
+            return runtime.conf_dir
+    return conflist.DIRECTORY
+
+
 def conflists(config: DaemonConfig, directory: str) -> Iterator[Finding]:
     seen = conflist.survey(directory)
     picked = seen.picked()
@@ -198,7 +209,7 @@ def runtimes(config: DaemonConfig, directory: str, root: str = "/") -> Iterator[
                 f"{runtime.name} looks for networks in {runtime.conf_dir} "
                 f"({runtime.source or 'its default'}), and HeadCNI's conflist is in {directory}",
                 "new pods do not get this network. Keep the variable of the command in your "
-                "inventory, and give diagnose that directory as --cni-dir",
+                "inventory",
                 f"{SITE} -e headcni_node_cni_conf_dir={shlex.quote(runtime.conf_dir)}",
                 CONTROLLER,
             )
@@ -236,7 +247,7 @@ def pool(config: DaemonConfig) -> Iterator[Finding]:
     with Store.in_directory(config.daemon.data_dir) as store:
         ipam = Ipam(store)
         usages = [usage for network in store.attachment_counts() for usage in ipam.usage(network)]
-        dead = sum(_is_leaked(one.netns, one.created) for one in store.attachments())
+        dead = [one for one in store.attachments() if is_gone(one.netns)]
     for usage in usages:
         if usage.free > 0:
             continue
@@ -245,17 +256,25 @@ def pool(config: DaemonConfig) -> Iterator[Finding]:
             f"network {usage.network} has no free address in {', '.join(usage.subnets)}",
             "no new pod can start on this node. "
             + (
-                f"{dead} addresses are of pods that are gone; the command releases them"
+                f"{len(dead)} addresses are of pods that are gone; the command releases them"
                 if dead
                 else "headcnictl ipam --list shows who has them; delete pods, or give the node a "
                 "larger range with playbooks/change_pod_cidr.yml"
             ),
-            "systemctl restart headcni-daemon" if dead else "headcnictl ipam --list",
+            release(dead) if dead else "headcnictl ipam --list",
         )
 
 
-def _is_leaked(path: str, created: float) -> bool:
-    return bool(path) and time.time() - created > 60 and not os.path.exists(path)
+def is_gone(path: str) -> bool:
+    """Whether a pod's network namespace is gone."""
+    return bool(path) and not os.path.exists(path)
+
+
+def release(gone: Sequence[Attachment]) -> str:
+    """The command for networks of pods that are gone. The daemon spares those that are younger than
+    its grace, because their ADD may not have ended."""
+    young = math.ceil(max(one.created for one in gone) + LEAK_SECONDS - time.time())
+    return (f"sleep {young} && " if young > 0 else "") + "systemctl restart headcni-daemon"
 
 
 def filters(config: DaemonConfig) -> Iterator[Finding]:

@@ -94,6 +94,8 @@ def _expiry(series: Sequence[Series]) -> List[Tuple[Series, str]]:
 
 
 _never = at_most(0, "0 is normal")
+_faults = at_most(0, "the fault is there: headcnictl diagnose")
+
 RULES: Dict[str, Rule] = {
     "headcni_attachments": anything,
     "headcni_build_info": anything,
@@ -104,6 +106,8 @@ RULES: Dict[str, Rule] = {
     "headcni_events_total": none_of(
         "type", "pod-failed", "pod-leaked", "pod-missing", "pod-repaired"
     ),
+    "headcni_fault": _faults,
+    "headcni_faults_looked_timestamp_seconds": anything,
     "headcni_headscale_request_duration_seconds": within(1.0),
     "headcni_interface_creations_total": none_of("outcome", "error"),
     "headcni_ip_allocation_duration_seconds": within(0.002),

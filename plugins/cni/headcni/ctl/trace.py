@@ -409,6 +409,10 @@ def _mesh(question: Question) -> Iterator[Hop]:
             return
     status, peer = _server(question)
     if peer is None:
+        # Headscale also withholds the routes of nodes whose pods the policy hides.
+        for denied in mesh_faults.policy(config):
+            yield Hop("policy", BROKEN, denied.found, denied)
+            return
         found = mesh_faults.not_served("no node of the tailnet", str(question.other))
         yield Hop("approval", BROKEN, found.found, found)
         return

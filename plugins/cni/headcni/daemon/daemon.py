@@ -17,7 +17,7 @@ from .. import log as logs
 from .. import settings as configuration
 from ..datapath import firewall, netns
 from ..datapath.host_firewall import PodTraffic
-from ..errors import CniError, shortened
+from ..errors import TRY_AGAIN, CniError, shortened
 from ..mesh import pod_traffic
 from ..mesh.approvals import ApprovalKeeper, ApprovalReport, identify
 from ..mesh.headscale import HeadscaleClient
@@ -31,6 +31,7 @@ from ..periodic import Periodic
 from ..settings import DaemonConfig, control_path
 from ..store import Attachment, Store
 from .cni.server import CniServer, Served
+from .faults import Faults
 from .firewalls import Firewalls, TailscaleRules
 from .leaks import Leaks
 from .observe.control import Control
@@ -115,6 +116,7 @@ class Daemon:
         self.monitor: Optional[Monitor] = None
         self.began = time.time()
         self.leaks = Leaks(lambda: self.store, lambda: self.pods is not None, self.events.tell)
+        self.faults = Faults(path)
         self._nft_trouble = "the nft rules have not been tried on this node yet"
         self.conditions.fixed["nft-rules"] = lambda: self._nft_trouble
         self._port = pod_traffic.TailscaledPort(self.api)
@@ -141,6 +143,7 @@ class Daemon:
         self._start_pods()
         self.firewalls.start()
         self._upkeep.start()
+        self.faults.start()
 
     def stop(self) -> bool:
         """Returns False if calls outlast the time limit. Routes stay as they are."""
@@ -150,7 +153,7 @@ class Daemon:
         self._upkeep.stop(STOP_SECONDS)
         for part in (
             *(self.token, self.pods, self.annotations),
-            *(self.keeper, self.routes, self.firewalls, self.policies),
+            *(self.keeper, self.routes, self.firewalls, self.policies, self.faults),
         ):
             if part is not None:
                 part.stop()
@@ -215,7 +218,7 @@ class Daemon:
 
     def is_healthy(self) -> bool:
         watchers = (self.pods, self.annotations, self.token, self.firewalls, self.policies)
-        parts = (self.server, self._upkeep, self.routes, self.keeper, *watchers)
+        parts = (self.server, self._upkeep, self.routes, self.keeper, self.faults, *watchers)
         return all(part.is_alive() for part in parts if part is not None)
 
     def _called(self, served: Served) -> None:
@@ -229,6 +232,8 @@ class Daemon:
         if outcome.attachment is not None and verb in _TOLD:
             self.events.tell(Event.of(_TOLD[verb], outcome.attachment))
         elif outcome.code and verb == "ADD":
+            if outcome.code == TRY_AGAIN:
+                self.leaks.hurry()
             network = outcome.network.name if outcome.network else ""
             self.events.tell(Event(FAILED, outcome.pod, network, reason=str(outcome.error)))
 
@@ -407,6 +412,7 @@ class Daemon:
             lambda: ask(self.conditions),
             lambda: self.conditions.report.refusals,
             self.paths.counts,
+            self.faults,
         )
 
     def _keep_up(self) -> None:

@@ -47,6 +47,10 @@ class Leaks:
             self._opens = opens
             self.due_at = min(self.due_at, time.monotonic() + GRACE_SECONDS)
 
+    def hurry(self) -> None:
+        """Look again soon, because a pool is full."""
+        self.due_at = min(self.due_at, time.monotonic() + GRACE_SECONDS)
+
     def sweep(self) -> Sequence[str]:
         """Release them, and return what was released."""
         released = []

@@ -53,6 +53,7 @@ def status_of(daemon: Daemon) -> dict[str, Any]:
         "attachments": sum(daemon.store.attachment_counts().values()),
         "pools": _pools(daemon),
         **_peers(daemon),
+        **daemon.faults.status(),
         "drift": daemon.metrics.drift(),
         "calls": daemon.server.calls,
         "monitor": daemon.monitor.where if daemon.monitor is not None else "",

@@ -12,6 +12,7 @@ from ...store import Store
 from .metrics import Metrics
 
 if TYPE_CHECKING:
+    from ..faults import Faults
     from ..policies.policies import Policies
 
 
@@ -22,6 +23,7 @@ def measure(
     conditions: Callable[[], Iterable[Condition]],
     refusals: Callable[[], Iterable[Refusal]],
     peers: Callable[[], dict[Tuple[str, ...], float]],
+    faults: Faults,
 ) -> None:
     metrics.conditions(lambda: ((condition.name, condition.ok) for condition in conditions()))
     metrics.gauge(
@@ -56,6 +58,18 @@ def measure(
         "Peers with pods, by the path to them. Normal: direct, and idle without traffic.",
         peers,
         ("path",),
+    )
+    metrics.gauge(
+        "fault",
+        "Faults that the daemon has found since its start, by their id in headcnictl diagnose:"
+        " 1 for those that are still there. Normal: 0, or none.",
+        faults.counts,
+        ("fault",),
+    )
+    metrics.gauge(
+        "faults_looked_timestamp_seconds",
+        "When the daemon last looked for faults. Normal: a minute ago, or less.",
+        lambda: faults.looked_at,
     )
 
 

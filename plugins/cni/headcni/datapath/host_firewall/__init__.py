@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional, Protocol
 
 from ...errors import KERNEL, CniError
 from . import chains, firewalld, iptables, nftables, ts_input
-from .chains import Chain, Table
+from .chains import Chain, Table, Way
 from .needs import PodTraffic
 from .our_chain import OurChain
 
@@ -120,6 +120,8 @@ class Cooperation:
         return found
 
     def _missing(self, table: Table, traffic: PodTraffic) -> list[str]:
+        if not self.manage and _is_allowed(table, traffic):
+            return []
         if not firewalld.writes(table):
             return _rules_of(table).differences(table, traffic)
         seen = (firewalld.fingerprint(table), traffic)
@@ -179,6 +181,16 @@ def _refuse_what_cannot_be_told(table: Table, blocking: tuple[Chain, ...]) -> No
             f"{beyond[0]} drops at the hook {beyond[0].hook}, where HeadCNI adds nothing",
             f"let pods' addresses through there, before it drops: nft list chain {beyond[0]}",
         )
+
+
+def _is_allowed(table: Table, traffic: PodTraffic) -> bool:
+    """Whether the operator has let all packets of pods' bridges through, as docs/firewalls.md asks
+    for with network.firewall: none."""
+    ways = [way for link in traffic.bridges for way in (Way(came_by=link), Way(leaves_by=link))]
+    return bool(ways) and all(
+        chain.hook == "forward" and all(table.lets_pass(chain, way) for way in ways)
+        for chain in table.blocking()
+    )
 
 
 def _has_tailscale_rules(every: list[Table]) -> bool:

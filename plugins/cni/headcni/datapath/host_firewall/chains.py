@@ -28,16 +28,19 @@ _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE, _RULE_EXPRESSIONS, _RULE_USERDATA = 1, 2
 _EXPRESSION_NAME, _EXPRESSION_DATA, _EXTENSION_NAME = 1, 2, 1
 _IMMEDIATE_DATA, _DATA_VALUE, _DATA_VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 2, 1, 2, 1, 2
 _META_KEY, _META_SOURCE, _CT_SOURCE, _NFPROTO = 2, 3, 4, 15
+_IIFNAME, _OIFNAME = 6, 7
 _CMP_OPERATION, _CMP_DATA, _EQUAL = 2, 3, 0
 _VERDICTS = {0: DROP, 1: ACCEPT, -3: JUMP, -4: GOTO, -5: RETURN}
 # Statements that every packet passes on its way to the verdict behind them.
 _STATEMENTS = {"counter", "log", "target", "notrack", "objref", "last", "dynset", "immediate"}
 _DROPPING_TARGETS = {"DROP", "REJECT", "TARPIT"}
+_LINKS = ("-i", "-o")
 _DEEPEST = 16  # jumps that are followed: the kernel allows as many
 
 
 class Rule(NamedTuple):
-    """A rule, as far as it matters here. `note` holds the rule's comment somewhere."""
+    """A rule, as far as it matters here. `note` holds the rule's comment somewhere. `came_by` and
+    `leaves_by` are links; a rule has one if that is its only condition."""
 
     verdict: str
     target: str = ""  # the chain that a jump leads to
@@ -45,6 +48,24 @@ class Rule(NamedTuple):
     version: int = 0  # 4 or 6 if it is about this IP version alone
     handle: int = 0
     note: bytes = b""
+    came_by: str = ""
+    leaves_by: str = ""
+
+
+class Way(NamedTuple):
+    """What is known of a packet: by which link it came, or by which it leaves."""
+
+    came_by: str = ""
+    leaves_by: str = ""
+
+    def meets(self, rule: Rule) -> bool:
+        """Whether the rule applies to every such packet."""
+        if not rule.conditional:
+            return True
+        return any(mine and mine == asked for mine, asked in zip(self, rule[-2:]))
+
+
+ANY = Way()
 
 
 class Chain(NamedTuple):
@@ -87,21 +108,26 @@ class Table(NamedTuple):
                 return at
         return len(rules)
 
-    def _end_of(self, name: str, version: int, depth: int) -> str:
-        """What becomes of a packet of this IP version that no condition applies to."""
+    def lets_pass(self, chain: Chain, way: Way) -> bool:
+        """Whether all packets of which only the way is known get through the chain."""
+        ends = {self._end_of(chain.name, version, 0, way) for version in VERSIONS[self.family]}
+        return ends <= ({ACCEPT} if chain.drops else {ACCEPT, GO_ON})
+
+    def _end_of(self, name: str, version: int, depth: int, way: Way = ANY) -> str:
+        """What becomes of a packet of this IP version that no other condition applies to."""
         for rule in self.rules.get(name, ()) if depth < _DEEPEST else ():
-            if rule.verdict == RETURN and not rule.conditional and rule.version in (0, version):
+            if rule.verdict == RETURN and way.meets(rule) and rule.version in (0, version):
                 return GO_ON
-            end = self._end_by(rule, version, depth)
-            if end != GO_ON or (rule.verdict == GOTO and not rule.conditional):
+            end = self._end_by(rule, version, depth, way)
+            if end != GO_ON or (rule.verdict == GOTO and way.meets(rule)):
                 return end
         return GO_ON
 
-    def _end_by(self, rule: Rule, version: int, depth: int) -> str:
-        if rule.conditional or rule.version not in (0, version):
+    def _end_by(self, rule: Rule, version: int, depth: int, way: Way = ANY) -> str:
+        if not way.meets(rule) or rule.version not in (0, version):
             return GO_ON
         if rule.verdict in (JUMP, GOTO):
-            return self._end_of(rule.target, version, depth + 1)
+            return self._end_of(rule.target, version, depth + 1, way)
         return rule.verdict if rule.verdict in (ACCEPT, DROP) else GO_ON
 
 
@@ -152,6 +178,7 @@ def _rules(kernel: Netlink, family: int, table: str) -> dict[str, list[Rule]]:
 
 def _rule(have: Mapping[int, bytes]) -> Rule:
     verdict, target, conditional, version, asks_version = GO_ON, "", False, 0, False
+    asked_link, links = 0, []
     expressions = have.get(_RULE_EXPRESSIONS, b"")
     for _unused, item in attributes(expressions):
         expression = dict(attributes(item))
@@ -166,6 +193,11 @@ def _rule(have: Mapping[int, bytes]) -> Rule:
             conditional = conditional or extension != "comment"
         elif name == "meta" and _number(data.get(_META_KEY)) == _NFPROTO:
             asks_version = True
+        elif name == "meta" and _number(data.get(_META_KEY)) in (_IIFNAME, _OIFNAME):
+            asked_link = _number(data.get(_META_KEY))
+        elif name == "cmp" and asked_link:
+            links.append((asked_link, _compared_link(data)))
+            asked_link = 0
         elif name == "cmp" and asks_version:
             asks_version, version = False, _compared_version(data)
             conditional = conditional or not version
@@ -173,7 +205,12 @@ def _rule(have: Mapping[int, bytes]) -> Rule:
             conditional = True
     handle = _number(have.get(_RULE_HANDLE))
     note = have.get(_RULE_USERDATA, b"") + expressions
-    return Rule(verdict, target, conditional or asks_version, version, handle, note)
+    came_by, leaves_by = "", ""
+    if len(links) == 1 and not (conditional or asks_version or asked_link):
+        [(key, link)] = links
+        came_by, leaves_by = (link, "") if key == _IIFNAME else ("", link)
+    conditional = conditional or asks_version or bool(links) or bool(asked_link)
+    return Rule(verdict, target, conditional, version, handle, note, came_by, leaves_by)
 
 
 def _is_statement(name: str, data: Mapping[int, bytes]) -> bool:
@@ -189,6 +226,13 @@ def _compared_version(data: Mapping[int, bytes]) -> int:
         return 0
     value = dict(attributes(data.get(_CMP_DATA, b""))).get(_DATA_VALUE, b"")
     return {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}.get(value[0] if value else 0, 0)
+
+
+def _compared_link(data: Mapping[int, bytes]) -> str:
+    """The name that a link must have; empty if only its beginning is compared, or otherwise."""
+    value = dict(attributes(data.get(_CMP_DATA, b""))).get(_DATA_VALUE, b"")
+    exact = _number(data.get(_CMP_OPERATION)) == _EQUAL and value.endswith(b"\0")
+    return _string(value) if exact else ""
 
 
 def _immediate(data: Mapping[int, bytes]) -> Optional[tuple[str, str]]:
@@ -231,7 +275,9 @@ def _listed_rule(line: str) -> Rule:
         target = words[at + 1]
         known = {"ACCEPT": ACCEPT, "RETURN": RETURN, **dict.fromkeys(_DROPPING_TARGETS, DROP)}
         verdict = known.get(target, GOTO if words[at] == "-g" else JUMP)
-    return Rule(verdict, target, bool(conditions.strip()), note=note)
+    asked = conditions.split()
+    came_by, leaves_by = (asked[1] if asked[:1] == [o] and len(asked) == 2 else "" for o in _LINKS)
+    return Rule(verdict, target, bool(asked), 0, 0, note, came_by, leaves_by)
 
 
 def _kind(message: int) -> int:

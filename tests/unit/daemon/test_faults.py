@@ -1,0 +1,78 @@
+"""The daemon looks for faults by itself: they are in status and metrics until they are gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from patience import until
+
+from headcni.ctl.main import main
+from headcni.daemon import faults
+from headcni.daemon.faults import PROGRAM, WITHOUT, Faults
+
+CLOCK = {"id": "clock-wrong", "found": "the clock", "run": "set it", "where": "node", "sure": True}
+NOTE = {"id": "relayed", "found": "the path", "run": "", "where": "node", "sure": False}
+
+
+@pytest.fixture
+def looking(tmp_path, monkeypatch):
+    """It runs what the test writes, again and again."""
+    monkeypatch.setattr(faults, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(faults, "SECONDS", 0.05)
+    monkeypatch.setattr(faults, "LIMIT_SECONDS", 0.5)
+    program = tmp_path / "program.py"
+    program.write_text("print('{\"findings\": []}')")
+    made = Faults(str(tmp_path / "config.yaml"), program)
+    made.start()
+    yield made, program
+    made.stop()
+
+
+def finds(program: Path, *findings: object) -> None:
+    text = json.dumps({"findings": findings})
+    (program.parent / "next").write_text(f"print({text!r})")
+    (program.parent / "next").rename(program)
+
+
+def test_a_fault_is_told_until_it_is_gone_and_notes_are_left_out(looking):
+    made, program = looking
+    until(lambda: made.looked_at > 0)
+    assert (made.counts(), made.status()["faults"]) == ({}, [])
+    finds(program, CLOCK, NOTE)
+    until(lambda: made.found)
+    assert made.status()["faults"] == [CLOCK]
+    assert made.counts() == {("clock-wrong",): 1.0}
+    finds(program)
+    until(lambda: not made.found)
+    assert made.counts() == {("clock-wrong",): 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import time; time.sleep(60)", "timed out"),
+        ("print('no JSON')", "could not be looked for"),
+        ("print('[]')", "could not be looked for"),
+        ("print('x' * (1 << 21))", "the answer has"),
+    ],
+)
+def test_a_look_that_fails_is_told_and_the_next_one_is_tried(looking, text, said):
+    made, program = looking
+    program.write_text(text)
+    until(lambda: said in made.problem)
+    assert made.status()["faults_problem"] == made.problem
+    finds(program, CLOCK)
+    until(lambda: made.found and not made.problem)
+
+
+def test_the_program_is_that_of_the_same_release_and_knows_the_parts(capsys, tmp_path):
+    assert PROGRAM.is_file()
+    file = tmp_path / "config.yaml"
+    file.write_text("{}")
+    command = ["diagnose", "--config", str(file), "--without"]
+    assert main([*command, "daemon,nonsense"]) == 3
+    said = capsys.readouterr()
+    assert "there is no part nonsense" in said.err + said.out
+    assert all(part in f"{said.err}{said.out}".rpartition(": ")[2] for part in WITHOUT)
