@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from cri_pods import CONFIG as CONTAINERD
+from cri_pods import CRICTL, run_pod, start_debians_containerd
 from forced_relay import cut_off, only_relayed
 from lab_command import CHECKOUT, LabCommand
 from mesh_state import at_headscale, pod_ranges, server
@@ -152,7 +154,13 @@ def test_status_takes_a_fifth_of_a_second(broken):
 def test_forwarding_is_off(broken):
     broken.on("sysctl -w net.ipv4.ip_forward=0")
     broken.cut()
+    status = lambda: broken.on("headcnictl status", check=False)  # noqa: E731
+    until(lambda: "FAULT: net.ipv4.ip_forward is 0" in status(), 90, status, every=1)
+    assert "node1  FAULT" in status()
+    assert 'headcni_fault{fault="forwarding-off-ipv4"} 1.0' in broken.on(METRICS)
     broken.cured("forwarding-off-ipv4")
+    until(lambda: "node1  yes" in status(), 90, status, every=1)
+    assert 'headcni_fault{fault="forwarding-off-ipv4"} 0.0' in broken.on(METRICS)
 
 
 def test_a_rule_of_another_program_comes_before_ours(broken):
@@ -298,6 +306,19 @@ def test_the_pool_is_full_of_leaks(broken):
     broken.on(late)
     broken.on("ip netns exec late ping -c 1 -W 1 " + broken.traffic.addresses["node2"])
     broken.on(f"{CNITOOL} del headcni /run/netns/late; ip netns del late")
+
+
+def test_the_container_runtime_looks_elsewhere(broken):
+    """As Debian's package configures it."""
+    before = broken.on(f"cat {CONTAINERD}")
+    start_debians_containerd(broken.lab)
+    try:
+        broken.cured("runtime-elsewhere")
+        _pod, container, _address = run_pod(broken.lab, "found", "sleep 3600")
+        broken.on(f"{CRICTL} exec {container} ping -c 1 {broken.traffic.addresses['node2']}")
+    finally:
+        broken.on(f"{CRICTL} rmp -fa; systemctl stop containerd", check=False)
+        broken.lab.write("node1", CONTAINERD, before.encode())
 
 
 def test_a_silent_resolver_is_named(broken):
