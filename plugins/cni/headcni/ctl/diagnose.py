@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     parts = _parts(config, args.cni_dir or faults.conflist_directory())
     left_out = {part.strip() for part in args.without.split(",") if part.strip()}
     if unknown := left_out - {name for name, _look in parts}:
-        every = ", ".join(name for name, _look in parts)
-        raise CannotTell(f"--without: there is no part {', '.join(sorted(unknown))}: {every}")
+        names = ", ".join(name for name, _look in parts)
+        raise CannotTell(f"--without: there is no part {', '.join(sorted(unknown))}: {names}")
     found: Dict[str, List[Finding]] = {}
     for name, look in parts:
         if name in left_out:
