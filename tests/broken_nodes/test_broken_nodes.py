@@ -301,11 +301,13 @@ def test_the_pool_is_full_of_leaks(broken):
     broken.on(f"{fill}; for i in $(seq 260); do ip netns del leak$i; done 2>/dev/null; true")
     broken.on("ip netns add late")
     late = f"{CNITOOL} add headcni /run/netns/late"
-    assert "no free address" in broken.on(f"{late} 2>&1", check=False)
-    broken.cured("pool-full", seconds=30)
-    broken.on(late)
-    broken.on("ip netns exec late ping -c 1 -W 1 " + broken.traffic.addresses["node2"])
-    broken.on(f"{CNITOOL} del headcni /run/netns/late; ip netns del late")
+    try:
+        assert "no free address" in broken.on(f"{late} 2>&1", check=False)
+        broken.cured("pool-full", seconds=30)
+        broken.on(late)
+        broken.on("ip netns exec late ping -c 1 -W 1 " + broken.traffic.addresses["node2"])
+    finally:
+        broken.on(f"{CNITOOL} del headcni /run/netns/late; ip netns del late", check=False)
 
 
 def test_the_container_runtime_looks_elsewhere(broken):
