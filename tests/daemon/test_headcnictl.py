@@ -412,3 +412,28 @@ def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(sav
     assert saved.file.read_text() == (changed if late else original)
     assert not (saved.node.tmp / "data/restore").exists()
     assert ("late" in addresses(saved)) == bool(late)
+
+
+def test_events_are_followed_across_a_restart_of_the_daemon(ctl):
+    first = ctl.start()
+    out = ctl.node.tmp / "events"
+    with out.open("wb") as file:
+        follower = subprocess.Popen(
+            ctl.command("events", "--follow", "--json"), stdout=file, stderr=subprocess.DEVNULL
+        )
+
+    def pods() -> list[tuple[str, str]]:
+        return [(one["type"], one["pod"]) for one in map(json.loads, out.read_text().splitlines())]
+
+    try:
+        web = ctl.add("web")
+        ctl.node.wait_for(lambda: pods() == [("pod-added", "web")])
+        ctl.node.end(first)
+        ctl.start()
+        ctl.node.delete(ctl.node.conf(), web).succeeds()
+        ctl.node.wait_for(lambda: pods() == [("pod-added", "web"), ("pod-deleted", "web")])
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(20) == 0
+    finally:
+        follower.kill()
+        follower.wait()
