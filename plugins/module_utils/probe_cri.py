@@ -15,8 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import probe_pod
-from .shared import container_runtimes
+from .shared import container_runtimes, probe_pod
 from .shared.container_runtimes import Runtime
 
 START_SECONDS = 90.0

@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Start and remove a node's probe pod: with the container runtime, or by calling the plugins."""
+"""Start a node's probe pod with the container runtime, and one pod at a time."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import fcntl
 import os
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from . import kernel, node, probe, probe_conflist, probe_cri, probe_pod
+from . import kernel, probe_cri
+from .shared import probe, probe_conflist, probe_pod
 from .shared.filelock import lock
 
 PROGRAM = os.path.join(probe_pod.HOME, "probe.py")
-UNIT = f"{probe_pod.NAME}.service"
 LOCK = f"{probe_pod.HOME}.lock"
 ALONE_SECONDS = 240.0  # as long as it may take to start a pod
 SIOCGIFMTU = 0x8921
@@ -109,25 +108,6 @@ def mtu_inside(interface: str) -> int:
     return int(struct.unpack("16sI12x", answer)[1])
 
 
-def by_plugins(given: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Start a pod by calling the plugins, and return its addresses."""
-    probe_pod.ip("netns", "add", probe_pod.NAME)
-    probe_pod.ip("-n", probe_pod.NAME, "link", "set", "lo", "up")
-    state = {**state, "by_plugins": True, "netns": probe_pod.netns_path()}
-    probe_pod.write_state(state)
-    result = probe_pod.add(state["conf"], given["cni_bin_dirs"], given["host_port"])
-    addresses = [entry["address"].partition("/")[0] for entry in result["ips"]]
-    probe_pod.write_state({**state, "addresses": addresses, "dns": result.get("dns") or {}})
-    return addresses
-
-
-def remove() -> list[str]:
-    """Stop the unit, which cleans up when it ends. Also clean up directly, if there is no unit."""
-    if node.unit(UNIT).active not in ("inactive", "failed", ""):
-        node.order("stop", UNIT)
-    return probe_pod.clean()
-
-
 @contextmanager
 def alone() -> Iterator[None]:
     """Only one process at a time starts or removes a probe: if a run is interrupted while its
@@ -145,20 +125,3 @@ def alone() -> Iterator[None]:
                 return
         finally:
             os.close(handle)
-
-
-def serve(seconds: int) -> None:
-    """Start a unit that answers in the pod. Whenever the unit ends, it removes the pod."""
-    program = [probe_pod.PYTHON, "-IS", PROGRAM]
-    command = ["systemd-run", "--quiet", "--collect", f"--unit={UNIT}"]
-    command += [f"--property=RuntimeMaxSec={seconds}"]
-    command += [f"--property=ExecStopPost={' '.join(program)} clean {probe_pod.HOME}"]
-    done = subprocess.run(
-        [*command, *program, "serve", probe_pod.HOME],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise node.NodeError(f"systemd-run: {done.stderr.strip()}")

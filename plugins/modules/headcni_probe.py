@@ -200,23 +200,21 @@ found:
 
 import inspect
 import os
-import socket
 import time
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.headcni.mesh.plugins.module_utils import (
-    kernel,
-    node,
+from ansible_collections.headcni.mesh.plugins.module_utils import kernel, node, probe_start
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import (
+    conflist,
+    modes,
     probe,
     probe_checks,
     probe_conflist,
     probe_pod,
-    probe_start,
 )
-from ansible_collections.headcni.mesh.plugins.module_utils.shared import conflist, modes
 from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import (
     LocalAPI,
     LocalAPIError,
@@ -269,22 +267,22 @@ def present(given: dict) -> dict:
 
 def start(given: dict) -> dict:
     conf = probe_conflist.in_use(given["cni_conf_dir"])
-    found = probe_start.remove()
+    found = probe_pod.stop()
     os.makedirs(probe_pod.HOME, mode=0o700)
     with open(probe_start.PROGRAM, "w") as stream:
         stream.write(inspect.getsource(probe_pod))
     state = {"conf": conf, "bin_dirs": given["cni_bin_dirs"], "host_port": given["host_port"]}
     probe_pod.write_state(state)
-    probe_start.serve(given["lifetime"])
+    probe_pod.serve_in_a_unit(probe_start.PROGRAM, probe_pod.HOME, given["lifetime"])
     try:
         runtime = probe.outcome(None, "it was not asked")
         sandbox = None
         if given["runtime"]:
             sandbox, runtime = probe_start.by_runtime(given, state)
-        addresses = list(sandbox.addresses) if sandbox else probe_start.by_plugins(given, state)
+        addresses = list(sandbox.addresses) if sandbox else probe_pod.by_plugins(state)["addresses"]
     except BaseException:
         with suppress(probe_pod.ProbeError, node.NodeError):
-            probe_start.remove()
+            probe_pod.stop()
         raise
     status = status_of(probe_conflist.socket_of(conf, given["socket"]))
     me = status.get("Self") or {}
@@ -294,7 +292,7 @@ def start(given: dict) -> dict:
         "addresses": addresses,
         "mtu": probe_conflist.mtu_of(conf),
         "host_port": given["host_port"] if mapped else 0,
-        "host_addresses": [*(status.get("TailscaleIPs") or ()), *underlay()],
+        "host_addresses": [*(status.get("TailscaleIPs") or ()), *probe.own_addresses()],
         "tailnet_addresses": list(status.get("TailscaleIPs") or ()),
         "tailnet_name": str(me.get("DNSName") or "").rstrip("."),
         "pod_cidrs": probe_conflist.pod_cidrs(conf),
@@ -391,20 +389,7 @@ def measured(given: dict) -> dict:
 def absent(given: dict) -> dict:
     del given
     with probe_start.alone():
-        return {"found": probe_start.remove()}
-
-
-def underlay() -> list[str]:
-    """The addresses from which this node reaches others outside of the tailnet."""
-    found = []
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as unconnected:
-                unconnected.connect((far, 9))
-                found.append(unconnected.getsockname()[0])
-        except OSError:
-            continue
-    return found
+        return {"found": probe_pod.stop()}
 
 
 def status_of(path: str, peers: bool = False) -> dict:

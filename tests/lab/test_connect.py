@@ -116,6 +116,84 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next_one(site):
     assert is_clean(site)
 
 
+CONNECT = (
+    "ip netns list | grep headcni; ls -d /run/headcni-connect*; nft list ruleset | grep 18474;"
+    " systemctl --no-legend list-units --all 'headcni-connect*'; headcnictl pods | grep connect"
+)
+
+
+def node1_is_clean(site: Site) -> bool:
+    def found() -> str:
+        return site.lab.on("node1", CONNECT, check=False)
+
+    return until(lambda: not found(), 30, found, every=0.3)
+
+
+def on_node1(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
+    return site.lab.run(*site.lab._ssh("node1", " ".join(words)), check=False)
+
+
+def test_on_a_node_two_pods_test_what_one_node_can_test(site, pods):
+    command = ("headcnictl", "connect-test", "--json", "--perf", "--to", pods["web-2"])
+    done = on_node1(site, *command, "--junit", "/tmp/it.xml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    pairs = {one["to"]: one for one in found["pairs"]}
+    assert set(pairs) == {"node1", "node2", pods["web-2"]}
+    assert pairs["node1"]["throughput_mbit"] > 1 and pairs["node1"]["path"] == "local"
+    assert pairs[pods["web-2"]]["mtu"] == 1280 and pairs[pods["web-2"]]["loss_percent"] <= 10
+    assert pairs["node2"]["path"] in ("direct", "derp") and pairs["node2"]["latency_ms"] > 0
+    checks = {(one["to"], one["check"]): one["ok"] for one in found["cases"]}
+    for check in ("v4", "v6", "mtu4", "mtu6", "port", "loss", "throughput"):
+        assert checks["node1", check] is True
+    assert checks["", "outside"] is True and checks["", "dns"] is True
+    assert checks[pods["web-2"], "throughput"] is None
+    text = site.lab.on("node1", "cat /tmp/it.xml; rm /tmp/it.xml")
+    cases = ElementTree.fromstring(text.split("\n", 1)[1]).iter("testcase")
+    assert len(list(cases)) == len(found["cases"])
+    assert node1_is_clean(site)
+
+
+def test_what_a_node_does_not_reach_is_a_no_and_its_pods_are_removed(site):
+    done = on_node1(site, "headcnictl connect-test --outside 192.0.2.1:9 --timeout 2")
+    assert done.returncode == 1 and "FAIL: node1: outside: the pod does not reach" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert node1_is_clean(site)
+    assert on_node1(site, "headcnictl connect-test --conf-dir /nowhere").returncode == 1
+    assert on_node1(site, "headcnictl connect-test --to nowhere").returncode == 3
+    assert node1_is_clean(site)
+
+
+@pytest.mark.parametrize("how", ["INT", "TERM", "HUP"])
+def test_on_a_node_an_interruption_removes_the_pods(site, how):
+    slow = "headcnictl connect-test --outside 192.0.2.1:9 --timeout 60"
+    begun = "until ip netns | grep -q headcni-connect-2; do sleep 0.05; done; sleep 1"
+    # A shell would start a process in the background with SIGINT ignored.
+    script = (
+        "import signal, subprocess\n"
+        f"worker = subprocess.Popen({slow.split()!r}, stdout=-1, text=True)\n"
+        f'subprocess.run(["sh", "-c", {begun!r}], timeout=30)\n'
+        f"worker.send_signal(signal.SIG{how})\n"
+        "said = worker.communicate(timeout=60)[0]\n"
+        "print(worker.returncode, said)\n"
+    )
+    site.lab.write("node1", "/root/interrupt.py", script.encode())
+    assert site.lab.on("node1", "python3 /root/interrupt.py").split() == [
+        "130",
+        *["interrupted;", "the", "pods", "are", "removed"],
+    ]
+    assert node1_is_clean(site)
+
+
+def test_what_a_killed_connect_test_has_left_is_removed_by_the_next_one(site):
+    slow = "headcnictl connect-test --outside 192.0.2.1:9 --timeout 60"
+    begun = "until ip netns | grep -q headcni-connect-2; do sleep 0.05; done; sleep 1"
+    on_node1(site, f"({slow} >/dev/null 2>&1 & pid=$!; {begun}; kill -KILL $pid)")
+    assert "headcni-connect-2" in site.lab.on("node1", "ip netns")
+    assert on_node1(site, "headcnictl connect-test").returncode == 0
+    assert node1_is_clean(site)
+
+
 def headcnictl(site: Site, *words: str) -> list[str]:
     return ["bin/headcnictl", "-i", "inventories/lab", *words]
 
@@ -202,6 +280,19 @@ def test_what_is_wrong_with_one_node_is_shown_first_with_the_exit_code_of_a_no(s
     assert shown.stdout.index("node1:\n") > 0
     assert mesh(site, "trace", "10.99.0.1", "10.99.0.2").returncode == 3
     assert mesh(site, "routes", "--nonsense").returncode == 2
+
+
+def test_the_documentations_captures_are_what_a_lab_shows(site, tmp_path):
+    page = tmp_path / "captures.md"
+    page.write_text((CHECKOUT / "docs/captures.md").read_text())
+    site.lab.run(".venv/bin/python", "-m", "lab.captures", "--page", str(page))
+    shown = page.read_text()
+    assert "2 of 2 nodes are ready" in shown and "shop/db-1" in shown
+    assert "forwarding    BROKEN   net.ipv4.ip_forward is 0" in shown
+    assert "every pod reaches every other" in shown
+    assert site.lab.underlay().rpartition(".")[0] not in shown
+    assert is_clean(site)
+    assert mesh(site, "diagnose", "--all").returncode == 0
 
 
 def test_connect_test_of_all_nodes_ends_with_the_exit_code_of_the_checks(site, tmp_path):

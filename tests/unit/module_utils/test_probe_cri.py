@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import probe_cri, probe_pod
+from ansible_collections.headcni.mesh.plugins.module_utils import probe_cri
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import probe_pod
 from ansible_collections.headcni.mesh.plugins.module_utils.shared.container_runtimes import Runtime
 from fake_root import FakeRoot
 

@@ -37,6 +37,7 @@ VERBS = {
     "metrics": "show what the daemon measures, what it means and which values are normal",
     "diagnose": "compare everything with how it should be, and name each difference",
     "support-bundle": "collect what others need to help with this node, without its secrets",
+    "connect-test": "test from pods of this node what they reach, and remove them again",
     "ping": "ask whether a pod reaches an address, and in packets how large",
     "capture": "show a pod's packets, by tcpdump",
     "validate": "find every mistake in a netconf, a conflist or the daemon's config.yaml",

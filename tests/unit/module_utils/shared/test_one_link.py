@@ -38,4 +38,6 @@ def test_shared_code_imports_the_standard_library_and_shared_code_only(path):
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             assert str(node.module).partition(".")[0] in sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 1 and (SHARED / f"{node.module}.py").is_file()
+            named = [node.module] if node.module else [name.name for name in node.names]
+            assert node.level == 1
+            assert all((SHARED / f"{name}.py").is_file() for name in named)

@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from .shared import paths
-from .shared.localapi import LocalAPIError
+from . import paths
+from .localapi import LocalAPIError
 
 REPEAT_SECONDS = 0.5
 PING_SPACING = 0.05  # seconds between two pings that are counted
@@ -381,3 +381,16 @@ def route(cidrs: Sequence[str], theirs: Sequence[str], peers: Sequence[Mapping[s
     if lacking:
         return outcome(False, f"not approved: {', '.join(lacking)}")
     return outcome(True, ", ".join(cidrs))
+
+
+def own_addresses() -> list[str]:
+    """The addresses from which this node reaches others outside of the tailnet."""
+    found = []
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as unconnected:
+                unconnected.connect((far, 9))
+                found.append(unconnected.getsockname()[0])
+        except OSError:
+            continue
+    return found

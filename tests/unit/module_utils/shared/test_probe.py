@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import probe, probe_pod
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import probe, probe_pod
 from ansible_collections.headcni.mesh.plugins.module_utils.shared.localapi import LocalAPIError
 
 
@@ -141,7 +141,7 @@ def test_a_plugin_that_fails_is_told_in_its_own_words(tmp_path):
 
 
 def test_a_pod_that_no_plugin_takes_away_is_told_once_and_in_nobodys_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe_pod, "netns_path", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(probe_pod, "netns_path", lambda _home: str(tmp_path / "none"))
     home = tmp_path / "home"
     home.mkdir()
     state = {"conf": CONF, "bin_dirs": [str(tmp_path)], "host_port": 0, "by_plugins": True}

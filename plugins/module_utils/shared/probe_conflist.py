@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import probe_pod
-from .shared import conflist, modes
+from . import conflist, modes, probe_pod
 
 
 def in_use(directory: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from .shared import container_runtimes
-from .shared.container_runtimes import Process
+from . import container_runtimes
+from .container_runtimes import Process
 
 _RANCHER = ("/var/lib/rancher/k3s", "/var/lib/rancher/rke2")
 _EMBEDDED = ("k3s", "k3s-server", "k3s-agent")  # these processes include kubelet

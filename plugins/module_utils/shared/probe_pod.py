@@ -5,8 +5,9 @@ connected by the conflist as a runtime would.
     probe_pod.py serve HOME      wait for the pod, and answer in it until stopped
     probe_pod.py clean HOME      take all of it away again
 
-This file stands alone: the module puts a copy of it on the node, as the program of a transient unit
-whose end, however it comes, is also the end of the pod.
+HOME is a folder of /run with the pod's state. Its name is also that of the namespace, the container
+and the unit. This file stands alone, because it is the program of that transient unit, whose end,
+however it comes, is also the end of the pod.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NAME = "headcni-probe"  # the name of the namespace, the container and the unit
+NAME = "headcni-probe"
 PORT = 8473  # the port on which the pod answers
 DATA_PORT = 8474  # the port on which it counts the bytes that it receives
 DATA_SECONDS = 60.0  # at most, of one connection
@@ -33,6 +34,7 @@ PYTHON = "/usr/bin/python3"
 INTERFACE = "eth0"
 CLONE_NEWNET = 0x40000000
 CALL_SECONDS = 60
+UNIT_SECONDS = 150  # systemd gives the unit's clean-up 90
 WAIT_SECONDS = 200  # for the pod, before nobody is there to answer in it
 LABEL = "headcni.probe=true"  # in a pod that a runtime has started
 
@@ -41,8 +43,12 @@ class ProbeError(Exception):
     """The pod cannot be created. The message says why."""
 
 
-def netns_path() -> str:
-    return f"/run/netns/{NAME}"
+def name_of(home: str) -> str:
+    return os.path.basename(home)
+
+
+def netns_path(home: str = HOME) -> str:
+    return f"/run/netns/{name_of(home)}"
 
 
 def netconf(
@@ -59,7 +65,7 @@ def netconf(
     return made
 
 
-def call(verb: str, plugin: Mapping[str, Any], bin_dirs: Sequence[str]) -> Any:
+def call(verb: str, plugin: Mapping[str, Any], bin_dirs: Sequence[str], home: str = HOME) -> Any:
     """Run one plugin, and return its result."""
     program = next(
         (p for p in (os.path.join(d, plugin["type"]) for d in bin_dirs) if os.path.exists(p)), ""
@@ -68,8 +74,8 @@ def call(verb: str, plugin: Mapping[str, Any], bin_dirs: Sequence[str]) -> Any:
         raise ProbeError(f"there is no {plugin['type']} in {', '.join(bin_dirs)}")
     env = {
         "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": NAME,
-        "CNI_NETNS": netns_path(),
+        "CNI_CONTAINERID": name_of(home),
+        "CNI_NETNS": netns_path(home),
         "CNI_IFNAME": INTERFACE,
         "CNI_PATH": ":".join(bin_dirs),
         "CNI_ARGS": "IgnoreUnknown=1",
@@ -102,18 +108,64 @@ def complaint(text: str) -> str:
         return text.strip()[-300:]
 
 
-def add(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> dict[str, Any]:
+def add(
+    conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int, home: str = HOME
+) -> dict[str, Any]:
     result = None
     for plugin in conf["plugins"]:
-        result = call("ADD", netconf(conf, plugin, result, host_port), bin_dirs)
+        result = call("ADD", netconf(conf, plugin, result, host_port), bin_dirs, home)
     if not isinstance(result, dict) or not result.get("ips"):
         raise ProbeError("the conflist's plugins gave the pod no address")
     return result
 
 
-def delete(conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int) -> None:
+def delete(
+    conf: Mapping[str, Any], bin_dirs: Sequence[str], host_port: int, home: str = HOME
+) -> None:
     for plugin in reversed(conf["plugins"]):
-        call("DEL", netconf(conf, plugin, None, host_port), bin_dirs)
+        call("DEL", netconf(conf, plugin, None, host_port), bin_dirs, home)
+
+
+def by_plugins(state: Mapping[str, Any], home: str = HOME) -> dict[str, Any]:
+    """Start a pod by calling the plugins. Returns the state with the pod's addresses."""
+    ip("netns", "add", name_of(home))
+    ip("-n", name_of(home), "link", "set", "lo", "up")
+    state = {**state, "by_plugins": True, "netns": netns_path(home)}
+    write_state(state, home)
+    result = add(state["conf"], state["bin_dirs"], state["host_port"], home)
+    addresses = [entry["address"].partition("/")[0] for entry in result["ips"]]
+    state = {**state, "addresses": addresses, "dns": result.get("dns") or {}}
+    write_state(state, home)
+    return state
+
+
+def serve_in_a_unit(program: str, home: str, seconds: int) -> None:
+    """Start a unit that answers in the pod. Whenever the unit ends, it removes the pod.
+    ``program`` is where this file is on the node."""
+    run = [PYTHON, "-IS", program]
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={name_of(home)}.service"]
+    command += [f"--property=RuntimeMaxSec={seconds}"]
+    command += [f"--property=ExecStopPost={' '.join(run)} clean {home}"]
+    done = systemd(*command, *run, "serve", home)
+    if done.returncode != 0:
+        raise ProbeError(f"systemd-run: {done.stderr.strip()}")
+
+
+def stop(home: str = HOME) -> list[str]:
+    """Stop the unit, which cleans up when it ends. Also clean up directly, if there is no unit."""
+    systemd("systemctl", "stop", f"{name_of(home)}.service")
+    return clean(home)
+
+
+def systemd(*command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=UNIT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"{command[0]} did not end in {UNIT_SECONDS} s") from None
+    except OSError as problem:
+        raise ProbeError(f"{command[0]}: {problem.strerror}") from None
 
 
 def crictl(command: Sequence[str], *arguments: str, seconds: float = CALL_SECONDS) -> str:
@@ -186,12 +238,12 @@ def clean(home: str = HOME) -> list[str]:
                 raise ProbeError(f"{problem}; {gone}") from None
         try:
             if known.get("by_plugins"):
-                delete(known["conf"], known["bin_dirs"], known["host_port"])
+                delete(known["conf"], known["bin_dirs"], known["host_port"], home)
         except ProbeError as problem:
             failed = problem
         found.append("a pod")
-    if os.path.exists(netns_path()):
-        ip("netns", "del", NAME)
+    if os.path.exists(netns_path(home)):
+        ip("netns", "del", name_of(home))
         found.append("a network namespace")
     if os.path.isdir(home):
         shutil.rmtree(home)

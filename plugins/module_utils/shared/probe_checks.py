@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 
 from . import probe, probe_cluster, probe_conflist, probe_pod
-from .shared.localapi import LocalAPI
+from .localapi import LocalAPI
 
 PING_SECONDS = 3.0
 CLUSTER_PATIENCE = 4  # times the timeout
@@ -37,7 +37,9 @@ def path(target: Mapping[str, Any], api: str, until: float) -> dict[str, Any]:
     return probe.path(lambda: asking.ping(target["tailnet_addresses"][0]), until)
 
 
-def places_outside(given: Sequence[str], api: str) -> list[Outside]:
+def places_outside(
+    given: Sequence[str], api: str, option: str = "headcni_verify_outside"
+) -> list[Outside]:
     if len(given) > MOST_PLACES:
         raise probe_pod.ProbeError(f"outside: {len(given)} places, expected at most {MOST_PLACES}")
     found = []
@@ -45,7 +47,7 @@ def places_outside(given: Sequence[str], api: str) -> list[Outside]:
         try:
             spot = probe.place(text if text != probe.HEADSCALE else headscale_url(api))
         except ValueError as problem:
-            raise probe_pod.ProbeError(f"outside (headcni_verify_outside): {problem}") from None
+            raise probe_pod.ProbeError(f"outside ({option}): {problem}") from None
         try:
             found.append(Outside(text, spot, probe.addresses_of(spot.host), ""))
         except OSError as problem:
@@ -59,7 +61,11 @@ def headscale_url(api: str) -> str:
 
 
 def outside(
-    places: Sequence[Outside], versions: set[int], seconds: int, in_pod: InPod
+    places: Sequence[Outside],
+    versions: set[int],
+    seconds: int,
+    in_pod: InPod,
+    option: str = "headcni_verify_outside",
 ) -> dict[str, Any]:
     """Every place that the operator named must answer. Headscale is only the default: if the node
     itself does not reach it either, the check is open, not failed."""
@@ -70,7 +76,7 @@ def outside(
         own = [address for address in addresses if probe.is_own(address)]
         if text == probe.HEADSCALE and (own or said):
             why = said or f"Headscale ({spot.text}) runs on this node itself"
-            open_questions.append(f"{why}: name something else by headcni_verify_outside")
+            open_questions.append(f"{why}: name something else by {option}")
             continue
         result = probe.outcome(False, said or "pods have no address of its family")
         usable = [address for address in addresses if ip_address(address).version in versions]
@@ -83,7 +89,7 @@ def outside(
         if text == probe.HEADSCALE and not by_node["ok"]:
             open_questions.append(
                 f"the node itself does not connect to Headscale ({spot.text}) without a proxy "
-                f"either ({result['detail']}): name something else by headcni_verify_outside"
+                f"either ({result['detail']}): name something else by {option}"
             )
             continue
         node_too = "the node itself does" if by_node["ok"] else "nor does the node itself"

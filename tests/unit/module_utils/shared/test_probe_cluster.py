@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.headcni.mesh.plugins.module_utils import probe_cluster
+from ansible_collections.headcni.mesh.plugins.module_utils.shared import probe_cluster
 from fake_root import FakeRoot
 
 KUBEADM = """\
