@@ -214,6 +214,10 @@ docs: .venv/ready .venv-docs/ready ## build the documentation site into dist/doc
 reference: .venv/ready ## update the parts of docs/ that are generated from the code
 	@$(PY) tests/support/generated_pages.py
 
+.PHONY: captures
+captures: .venv/ready ## write the terminal captures of docs/captures.md, from the running lab
+	@python3 -m lab.captures
+
 .PHONY: lock
 lock: .venv/ready ## update the lock file of every requirements.in
 	$(PY) -m pip install --quiet pip-tools
