@@ -75,6 +75,7 @@ def _followed(path: str) -> Iterator[Dict[str, Any]]:
             if not answered:
                 raise
         _note("headcni-daemon has ended: waiting for the next one, until ^C")
+        time.sleep(RETRY_SECONDS)  # one that is about to end may still listen
         while not _listens(path):
             time.sleep(RETRY_SECONDS)
 
