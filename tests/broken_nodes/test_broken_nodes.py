@@ -57,7 +57,8 @@ class Broken:
 
         until(lambda: first().get("id") == wanted, seconds, self.findings, every=1)
         finding = first()
-        assert finding["found"] in self.on("headcnictl diagnose", check=False).splitlines()[0]
+        shown = " ".join(self.on("headcnictl diagnose", check=False).split())
+        assert shown.startswith(" ".join(f"{finding['part']}: {finding['found']}".split()))
         return finding
 
     def advised(self, finding: dict[str, Any]) -> None:

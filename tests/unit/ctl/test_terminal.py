@@ -35,3 +35,12 @@ def test_colours_take_no_room_in_a_table(monkeypatch):
         terminal._COLOUR.sub("", line) for line in terminal.table(rows, ("A", "B")).split("\n")
     ]
     assert plain == ["A       B", "ok      x", "longer  y"]
+
+
+def test_a_paragraph_is_wrapped_as_if_it_had_no_colours(monkeypatch):
+    monkeypatch.setattr(terminal, "coloured", lambda: True)
+    first = f"{terminal.paint('part', terminal.BAD)}: "
+    plain = terminal.wrapped("word " * 40, "part: ", "  ")
+    coloured = terminal.wrapped("word " * 40, first, "  ")
+    assert max(map(len, plain.splitlines())) <= 80 and len(plain.splitlines()) == 3
+    assert coloured == plain.replace("part: ", first)

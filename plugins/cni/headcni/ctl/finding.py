@@ -31,7 +31,8 @@ class Finding(NamedTuple):
 
     def in_words(self, part: str) -> str:
         colour = BAD if self.sure else DOUBTFUL
-        return "\n".join([f"{paint(part, colour)}: {self.found}", *self.advice()])
+        found = wrapped(self.found, f"{paint(part, colour)}: ", "  ")
+        return "\n".join([found, *self.advice()])
 
     def advice(self, indent: str = "  ") -> list[str]:
         """What it means, and the command on a line of its own, so that it can be copied."""

@@ -43,12 +43,14 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
 
 
 def wrapped(text: str, first: str = "", rest: str = "") -> str:
-    """A paragraph within 80 columns. Commands and addresses are not split."""
-    return textwrap.fill(
+    """A paragraph within 80 columns. Commands and addresses are not split. Only the beginning may
+    have colours."""
+    shown = textwrap.fill(
         text,
         COLUMNS,
-        initial_indent=first,
+        initial_indent="x" * width(first),
         subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return first + shown[width(first) :]

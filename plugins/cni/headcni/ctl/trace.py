@@ -33,7 +33,7 @@ from . import faults, mesh_faults, node, probe
 from .finding import CONTROLLER, SITE, Finding
 from .main import NO, OK, CannotTell, show
 from .routes import claim_rules
-from .terminal import BAD, DOUBTFUL, GOOD, paint
+from .terminal import BAD, DOUBTFUL, GOOD, paint, wrapped
 
 FINE, BROKEN, OPEN = "ok", "broken", "unknown"
 COLOURS = {FINE: GOOD, BROKEN: BAD, OPEN: DOUBTFUL}
@@ -562,7 +562,7 @@ def _in_words(question: Question, hops: List[Hop], broken: Optional[Hop]) -> str
         state = paint(
             f"{hop.state.upper() if hop.state == BROKEN else hop.state:8}", COLOURS[hop.state]
         )
-        lines.append(f"{hop.name:14}{state} {hop.said}")
+        lines.append(wrapped(hop.said, f"{hop.name:14}{state} ", " " * 23))
         if hop is broken and hop.finding is not None:
             lines += hop.finding.advice(" " * 14)
     return "\n".join(lines)
