@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple, Optional, Tuple, Union
 
 from .netlink import NLM_F_CREATE, Request, attribute, attributes, nested, text
@@ -313,7 +314,7 @@ def _before(key: bytes) -> bytes:
 
 def _items(elements: Elements, with_data: bool) -> Iterator[bytes]:
     keys: Iterable[Key] = elements
-    if any(isinstance(key, tuple) for key in elements):
+    if isinstance(next(iter(elements), None), tuple):  # then all of them are
         keys = sorted(elements)
     for key in keys:
         verdict = elements[key]
@@ -332,6 +333,12 @@ def _item(key: bytes, more: bytes = b"") -> bytes:
     return nested(1, nested(1, attribute(1, key)) + more)
 
 
+@lru_cache(maxsize=4096)
+def _head(table: str, name: str) -> bytes:
+    return text(1, table) + text(2, name)
+
+
+@lru_cache(maxsize=4096)
 def _data(verdict: Verdict) -> bytes:
     return nested(2, _verdict(verdict))
 
@@ -346,7 +353,7 @@ def _verdict(verdict: Verdict) -> bytes:
 def _elements(
     kind: int, flags: int, table: str, name: str, items: Iterable[bytes], what: str
 ) -> list[Request]:
-    head = text(1, table) + text(2, name)
+    head = _head(table, name)
     requests, together, size = [], list[bytes](), 0
     for item in items:
         together.append(item)

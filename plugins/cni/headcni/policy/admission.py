@@ -59,9 +59,11 @@ def admit(
         return
     binding = bindings.of_cable(network, owner, pod, cable)
     if network.enable_network_policy and network.datapath != "routed":
-        if not kernel.index(network.bridge):
+        index = kernel.index(network.bridge)
+        if not index:
             link.prepare_host(kernel, network, cable)
-        filter_bridge(kernel, network.bridge)
+            index = kernel.index(network.bridge)
+        filter_bridge(kernel, network.bridge, index)
     if _enforcer is not None:
         _enforcer.admit(binding)
     else:
@@ -258,9 +260,8 @@ def record_closed(store: Store, closed: bool) -> None:
 # Bridges that pods are on
 
 
-def filter_bridge(kernel: Netlink, name: str) -> None:
+def filter_bridge(kernel: Netlink, name: str, index: int) -> None:
     """Have packets between pods of the bridge pass the rules for forwarding."""
-    index = kernel.index(name)
     if _filtered.get(index) == name:
         return
     ensure_bridge_filter()

@@ -134,7 +134,9 @@ class Compiler:
         self._policies_of: Dict[str, Set[Key]] = {}  # by namespace
         self._links: Counter[str] = Counter()
         self._profiles: Dict[_ProfileKey, Profile] = {}
-        self._users: Counter[_ProfileKey] = Counter()
+        self._users: Counter[_ProfileKey] = Counter()  # of those that are used
+        self._isolating = 0  # how many of these do not allow everything
+        self._fixed: Optional[Tuple[Verdict, Verdict]] = None  # on unknown pods, and on groups
         self._of: Dict[Tuple[Owner, str], Optional[_ProfileKey]] = {}  # None: open
         self._shared: Counter[str] = Counter()
         self._stale: Set[Owner] = set()
@@ -278,7 +280,7 @@ class Compiler:
             binding = self.bindings.get(owner)
             if binding is not None:
                 self._lead(binding)
-        if len(self._profiles) - sum(map(bool, self._users.values())) > MOST_UNUSED:
+        if len(self._profiles) - len(self._users) > MOST_UNUSED:
             self._drop_unused()
         self._set_fixed_chains()
 
@@ -292,11 +294,13 @@ class Compiler:
         return DROP if self._deny_unknown and self.world.policies else ACCEPT
 
     def _set_fixed_chains(self) -> None:
-        self.desired.add_chain(layout.unknown_chain(self._verdict_on_unknown))
-        used = (self._profiles[key] for key, users in self._users.items() if users)
-        isolated = any(not profile.is_open for profile in used)
         unknown = self.denies_unknown and bool(self._unknown or self._awaited)
-        self.desired.add_chain(layout.groups_chain(DROP if isolated or unknown else ACCEPT))
+        on_groups = DROP if self._isolating or unknown else ACCEPT
+        verdicts = self._verdict_on_unknown, on_groups
+        if verdicts != self._fixed:
+            self.desired.add_chain(layout.unknown_chain(self._verdict_on_unknown))
+            self.desired.add_chain(layout.groups_chain(on_groups))
+            self._fixed = verdicts
 
     def _labels_of(self, namespace: str) -> Labels:
         return self.world.labels_of(namespace)
@@ -414,7 +418,7 @@ class Compiler:
             self._release(owner, direction)
             return None
         if self._of.get((owner, direction)) != key:
-            self._users[key] += 1
+            self._count_user(key, 1)
             self._release(owner, direction)
             self._of[owner, direction] = key
         profile = self._profiles[key]
@@ -462,7 +466,15 @@ class Compiler:
     def _release(self, owner: Owner, direction: str) -> None:
         key = self._of.pop((owner, direction), None)
         if key is not None:
-            self._users[key] -= 1
+            self._count_user(key, -1)
+
+    def _count_user(self, key: _ProfileKey, by: int) -> None:
+        before = self._users[key]
+        self._users[key] = before + by
+        if not before or not before + by:
+            self._isolating += 0 if self._profiles[key].is_open else by
+        if not before + by:
+            del self._users[key]
 
     def _allowed(self, policies: Iterable[Policy], direction: str, pod: Pod) -> _Rules:
         """What they allow together, without those that are too large for the rest."""
@@ -659,8 +671,7 @@ class Compiler:
     def _drop_unused(self) -> None:
         """Chains that lead to others go first, then what only they used."""
         self._found.clear()
-        for key in [key for key in self._profiles if not self._users[key]]:
-            del self._users[key]
+        for key in [key for key in self._profiles if key not in self._users]:
             profile = self._profiles.pop(key)
             for peer, port_name in profile.numbers:
                 self._peers.leave_numbers(peer, port_name)

@@ -128,8 +128,10 @@ class Desired:
         for name, touched in self._touched.items():
             gone, come = _difference(touched, self.elements[name])
             count += len(gone) + len(come)
-            requests += nft.remove_elements(table, name, gone)
-            requests += nft.add_elements(table, name, come)
+            if gone:
+                requests += nft.remove_elements(table, name, gone)
+            if come:
+                requests += nft.add_elements(table, name, come)
         for name in self._dead_chains:
             requests.append(nft.flush_chain(table, name))
         requests += [nft.delete_set(table, name) for name in self._dead_sets]

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 from ..datapath import rtnl
 from ..datapath.netlink import NETLINK_NETFILTER, SOL_NETLINK, KernelError, Netlink
@@ -103,6 +103,7 @@ class Enforcer:
         self._compiler: Optional[Compiler] = None  # none until there is a complete world
         self._bindings: Dict[Owner, Binding] = {}
         self._admitted: Dict[Owner, float] = {}  # when; they may not be in the store yet
+        self._recorded: Optional[bool] = None  # whether the store says that pods are closed
         self._in_force = False  # whether the kernel has the compiler's table
         self._denied: Counter[Tuple[Key, str]] = Counter()  # by counters that are gone
         self._read: Dict[str, int] = {}  # what counters of the table said last
@@ -204,6 +205,7 @@ class Enforcer:
         is called by the enforcer's own thread; others may call it, too."""
         with self._lock:
             self._reconcile()
+            self._recorded = None  # the store may be a new one
             if self._table is None:
                 return ()
             self._filter_bridges()
@@ -283,7 +285,8 @@ class Enforcer:
     def admit(self, binding: Binding) -> None:
         """For ADD: have the rules for these addresses in force before the pod's link is up."""
         with self._lock:
-            for other in [one for one in self._bindings.values() if _share(one, binding)]:
+            own = frozenset(binding.addresses)
+            for other in [one for one in self._bindings.values() if _share(one, binding, own)]:
                 self._bindings.pop(other.owner)
             self._bindings[binding.owner] = binding
             self._admitted[binding.owner] = time.monotonic()
@@ -354,7 +357,9 @@ class Enforcer:
         if compiler is None or table is None:
             return False
         try:
-            admission.record_closed(self._store(), compiler.denies_unknown)
+            if compiler.denies_unknown != self._recorded:
+                admission.record_closed(self._store(), compiler.denies_unknown)
+                self._recorded = compiler.denies_unknown
             if not self._is_needed():
                 self._in_force = False
                 return table.delete()
@@ -446,7 +451,8 @@ class Enforcer:
                 self._compiler.unbind(owner)
         for owner, binding in found.items():
             added = [self._bindings[one] for one in self._admitted if one in self._bindings]
-            if owner in self._bindings or any(_share(one, binding) for one in added):
+            own = frozenset(binding.addresses)
+            if owner in self._bindings or any(_share(one, binding, own) for one in added):
                 continue
             self._bindings[owner] = binding
             if self._compiler is not None:
@@ -504,8 +510,9 @@ class Enforcer:
         self._numbers = self._numbers._replace(**changed)  # type: ignore[arg-type]
 
 
-def _share(one: Binding, other: Binding) -> bool:
-    return one.owner != other.owner and bool({*one.addresses} & {*other.addresses})
+def _share(one: Binding, other: Binding, addresses: FrozenSet[Address]) -> bool:
+    """`addresses` are the other's."""
+    return not addresses.isdisjoint(one.addresses) and one.owner != other.owner
 
 
 def _notices() -> socket.socket:
