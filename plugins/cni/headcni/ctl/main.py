@@ -17,9 +17,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import Any, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ..errors import CniError, id_of
 
@@ -51,6 +51,7 @@ VERBS = {
     "leave": "take this node's routes out of the mesh, before HeadCNI is removed",
     "convert": "translate the configuration of the Go HeadCNI",
     "explain": "say why an error occurs and what to do about it, by its ID",
+    "completion": "print what completes headcnictl's words in bash, zsh or fish",
     "version": "print the versions of HeadCNI, CNI and Python, and the active shim",
 }
 
@@ -59,21 +60,27 @@ class CannotTell(Exception):
     """The question could not be answered: exit code 3."""
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def parser_with(asked: Collection[str]) -> Tuple[argparse.ArgumentParser, Dict[str, Any]]:
+    """The parser with all verbs, of which these have their arguments, and the modules of these."""
     parser = argparse.ArgumentParser(
         prog="headcnictl",
         description="Look at HeadCNI on this node.",
         epilog="exit codes: 0 yes, 1 no, 2 wrong usage, 3 could not be found out",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    asked = next((word for word in (sys.argv[1:] if argv is None else argv) if word in VERBS), "")
     modules = {}
     for name, about in VERBS.items():
         verb = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-        if name == asked:
+        if name in asked:
             modules[name] = import_module(f"{__package__}.{name.replace('-', '_')}")
             verb.add_argument("--json", action="store_true", help="answer in JSON")
             modules[name].arguments(verb)
+    return parser, modules
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    asked = next((word for word in (sys.argv[1:] if argv is None else argv) if word in VERBS), "")
+    parser, modules = parser_with((asked,))
     args = parser.parse_args(argv)
     try:
         code: int = modules[args.verb].run(args)
