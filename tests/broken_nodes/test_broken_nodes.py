@@ -22,6 +22,17 @@ from traffic import CNITOOL, Traffic
 NODES = ("node1", "node2")
 CONFLIST = "/etc/cni/net.d/10-headcni.conflist"
 INVENTORY = "inventories/lab"
+ASK = "python3 /run/ask.py"
+QUESTION = """
+import socket, sys
+labels = [label.encode() for label in sys.argv[2].strip(".").split(".")]
+asked = b"".join(bytes([len(label)]) + label for label in labels)
+caller = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+caller.settimeout(2)
+caller.sendto(bytes(2) + b"\\1\\0\\0\\1" + bytes(6) + asked + b"\\0\\0\\1\\0\\1", (sys.argv[1], 53))
+answer = caller.recv(512)
+sys.exit(answer[3] & 15 or not answer[7])
+"""
 ONLY_NODES = {
     "tagOwners": {"tag:headcni": []},
     "acls": [{"action": "accept", "src": ["tag:headcni"], "dst": ["tag:headcni:*"]}],
@@ -189,6 +200,25 @@ def test_the_tunnel_is_too_narrow(broken):
     broken.lab.wait("node1", f"{six} | grep -q fd7a")
 
 
+def test_the_network_between_the_nodes_loses_large_packets(broken):
+    """What repairs it is for the operator to find: the network is not the node's."""
+    ping = f"ip netns exec pod ping -c 1 -W 1 -M do -s 1252 {broken.traffic.addresses['node2']}"
+    broken.lab.wait("node1", ping)
+    drop = "type filter hook input priority 0;\n meta l4proto udp meta length > 1320 drop"
+    rules = f"table inet narrow {{\n chain f {{\n {drop}\n}}\n}}\n"
+    broken.lab.write("node2", "/run/narrow.nft", rules.encode())
+    broken.lab.on("node2", "nft -f /run/narrow.nft")
+    try:
+        broken.lab.wait("node1", f"! {ping}")
+        broken.traffic.reached()
+        assert "node2" in broken.named("path-mtu")["found"]
+    finally:
+        broken.lab.on("node2", "nft delete table inet narrow")
+    broken.lab.wait("node1", ping)
+    gone = lambda: "path-mtu" not in [one["id"] for one in broken.findings()]  # noqa: E731
+    until(gone, 60, broken.findings, every=1)
+
+
 def test_the_daemon_is_down_and_the_rules_are_flushed(broken):
     broken.on("systemctl stop headcni-daemon; nft flush ruleset")
     ids = [finding["id"] for finding in broken.findings()]
@@ -321,19 +351,52 @@ def test_the_container_runtime_looks_elsewhere(broken):
         broken.on(f"{CRICTL} exec {container} ping -c 1 {broken.traffic.addresses['node2']}")
     finally:
         broken.on(f"{CRICTL} rmp -fa; systemctl stop containerd", check=False)
+        broken.on("rm -f /usr/lib/cni/headcni*")
         broken.lab.write("node1", CONTAINERD, before.encode())
 
 
-def test_a_silent_resolver_is_named(broken):
-    """What silences it is for the operator to find: there is no advice that fits all cases."""
-    drop = "chain f {\n type filter hook forward priority 0;\n ip daddr 100.100.100.100 drop\n}"
-    broken.lab.write("node1", "/run/dns.nft", f"table inet dns {{\n{drop}\n}}\n".encode())
+def test_pods_cannot_resolve_names(broken):
+    """A rule of somebody's drops the questions."""
+    resolver = "100.100.100.100"
+    drop = f"type filter hook forward priority 0;\n ip daddr {resolver} udp dport 53 drop"
+    name = json.loads(broken.on("tailscale status --json"))["Self"]["DNSName"]
+    resolve = f"ip netns exec pod {ASK} {resolver} {name}"
+    broken.lab.write("node1", "/run/ask.py", QUESTION.encode())
+    broken.on(resolve)
+    broken.lab.write(
+        "node1", "/run/dns.nft", f"table inet dns {{\n chain f {{\n {drop}\n}}\n}}\n".encode()
+    )
     broken.on("nft -f /run/dns.nft")
     try:
+        broken.lab.wait("node1", f"! {resolve}")
         found = broken.named("resolver-silent")
-        assert "100.100.100.100" in found["found"]
+        assert f"{resolver} does not answer pods" in found["found"]
+        assert "of the nft chain inet dns f drops the packets" in found["found"]
+        broken.cured("resolver-silent")
+        broken.on(resolve)
+        assert "headcni-trace" not in broken.on("nft list tables")
     finally:
         broken.on("nft delete table inet dns")
+
+
+def test_a_rule_with_conditions_drops_packets_between_pods(broken):
+    source, target = broken.traffic.addresses["node1"], broken.traffic.addresses["node2"]
+    drop = (
+        f"type filter hook forward priority 10;\n ip saddr {source} ip daddr {target} counter drop"
+    )
+    broken.lab.write(
+        "node1", "/run/odd.nft", f"table inet odd {{\n chain f {{\n {drop}\n}}\n}}\n".encode()
+    )
+    broken.on("nft -f /run/odd.nft")
+    try:
+        broken.cut()
+        found = broken.traced("node1", "node2")
+        assert found["id"] == "dropped-by-rule" and "inet odd f" in found["found"]
+        broken.advised(found)
+        broken.traffic.reached()
+        assert "headcni-trace" not in broken.on("nft list tables")
+    finally:
+        broken.on("nft delete table inet odd")
 
 
 def test_a_relayed_path_and_a_missing_one_are_shown_and_so_is_their_end(broken):

@@ -86,6 +86,7 @@ def _parts(config: DaemonConfig, cni_dir: str) -> List[Part]:
         ("policy", lambda: mesh_faults.policy(config)),
         ("rules", lambda: mesh_faults.rules(config)),
         ("mtu", lambda: mesh_faults.mtu(config)),
+        ("path MTU", lambda: mesh_faults.path_mtu(config)),
         ("conflist", lambda: faults.conflists(config, cni_dir)),
         ("runtime", lambda: faults.runtimes(config, cni_dir)),
         ("pool", lambda: faults.pool(config)),

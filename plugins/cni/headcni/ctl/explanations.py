@@ -662,6 +662,22 @@ FAULTS: Tuple[Explanation, ...] = (
         "The packet left the pod, and no answer came.",
         "Run `headcnictl trace` and `headcnictl diagnose` on the other node.",
     ),
+    Explanation(
+        446,
+        "dropped-by-rule",
+        "An nft rule of another program, or the policy of its chain, drops the packets. The kernel "
+        "itself has named it.",
+        "If the rule is not meant to do that, run the command of the finding, and find the program "
+        "that adds the rule.",
+    ),
+    Explanation(
+        447,
+        "path-mtu",
+        "The network between two nodes loses packets of full size, and small ones arrive. "
+        "Connections between pods hang as soon as they send much.",
+        "Raise the MTU of the network between the nodes: it has to carry the tunnel's packets of "
+        "1360 bytes. Or let it send the ICMP messages that say what is too large.",
+    ),
 )
 
 ALL = (*CODES, *CONDITIONS, *REFUSED_RANGES, *FAULTS)

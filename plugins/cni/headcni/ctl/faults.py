@@ -28,7 +28,7 @@ from ..shared import conflist, container_runtimes
 from ..shared.node_status import span
 from ..shared.podcidr import PodCidrError
 from ..store import Attachment, Store
-from . import node
+from . import drops, node
 from .daemon_client import daemon_status
 from .finding import CONTROLLER, SITE, Finding
 
@@ -349,13 +349,32 @@ def dns(config: DaemonConfig) -> Iterator[Finding]:
     for server, source in list(asked.items())[:MOST_RESOLVERS]:
         name = _own_name(config) if server in TAILNET_RESOLVERS else "localhost"
         problem = resolver_problem(server, source.netns, name)
-        if problem:
-            yield Finding(
-                "resolver-silent",
-                f"the resolver {server} does not answer pods: {problem}",
-                "pods cannot resolve names",
-                f"headcnictl trace {str(source.pod) or node.addresses(source)[0]} {server}",
-            )
+        if not problem:
+            continue
+        culprit = _dropping(server, source, name)
+        found = f"the resolver {server} does not answer pods: {problem}"
+        yield Finding(
+            "resolver-silent",
+            f"{found}: {culprit} drops the packets" if culprit else found,
+            "pods cannot resolve names"
+            + (". If the rule is not meant to do that, the command removes it" if culprit else ""),
+            culprit.command
+            if culprit and culprit.command
+            else f"headcnictl trace {str(source.pod) or node.addresses(source)[0]} {server}",
+        )
+
+
+def _dropping(server: str, source: Attachment, name: str) -> Optional[drops.Dropped]:
+    """The rule of this node that drops questions to a resolver, or its answers."""
+    with suppress(CniError, OSError, ValueError):
+        there = ip_address(server)
+        every = [ip_address(text) for text in node.addresses(source)]
+        own = next((one for one in every if one.version == there.version), None)
+        if own is not None:
+            with drops.watched(own, there) as first:
+                resolver_problem(server, source.netns, name, tries=1)
+                return first()
+    return None
 
 
 def _own_name(config: DaemonConfig) -> str:
@@ -364,8 +383,9 @@ def _own_name(config: DaemonConfig) -> str:
     return str((found.get("Self") or {}).get("DNSName") or "localhost")
 
 
-def resolver_problem(server: str, path: str, name: str) -> str:
-    """Any answer will do, even that there is no such name."""
+def resolver_problem(server: str, path: str, name: str, tries: int = 2) -> str:
+    """Why a resolver is of no use; empty if it answers. The tailnet's must know this node's name;
+    from others any answer will do, even that there is no such name."""
     labels = [label.encode("ascii", "replace")[:63] for label in name.strip(".").split(".")]
     question = b"\x48\x43\x01\x00\x00\x01" + bytes(6)  # a question, to be answered recursively
     question += b"".join(bytes([len(label)]) + label for label in labels) + b"\0\0\1\0\1"
@@ -376,14 +396,16 @@ def resolver_problem(server: str, path: str, name: str) -> str:
         with closing(caller):
             caller.settimeout(DNS_SECONDS)
             caller.connect((server, 53))
-            for _unused in range(2):
+            for _unused in range(tries):
                 caller.send(question)
                 try:
-                    if caller.recv(512)[:2] == question[:2]:
-                        return ""
+                    answer = caller.recv(512)
                 except socket.timeout:
                     continue
-        return f"no answer within {2 * DNS_SECONDS:.0f} s"
+                if answer[:2] == question[:2] and len(answer) > 3:
+                    refused = server in TAILNET_RESOLVERS and answer[3] & 15
+                    return f"it answers with the error {answer[3] & 15}" if refused else ""
+        return f"no answer within {tries * DNS_SECONDS:.0f} s"
     except (OSError, ValueError, CniError) as problem:
         return str(problem)
 

@@ -18,10 +18,12 @@ from ..mesh.claims import hear, plan
 from ..mesh.localapi import TOO_OLD, LocalApi, Status, TailscaleError
 from ..mesh.mesh import PRIORITY, TABLE
 from ..mesh.route_socket import RouteSocket
+from ..model import Address
 from ..settings import DaemonConfig
 from ..shared.localapi import NO_ANSWER, NO_SOCKET
 from ..shared.node_status import KEY_DAYS, span
 from ..shared.paths import NONE, RELAYED
+from . import probe
 from .daemon_client import daemon_status
 from .faults import FORWARDING, versions
 from .finding import CONTROLLER, HEADSCALE, SITE, Finding
@@ -29,6 +31,7 @@ from .routes import claim_rules
 
 APPROVAL_SECONDS = 600.0  # Headscale 0.29 may take so long to tell a node about its own approval
 TUNNEL_HEADERS = 80  # of IPv6, UDP and WireGuard: what the underlay must carry on top
+MOST_PINGED = 8  # peers to which the path's MTU is tried
 MOST_CHECKED = 200  # peers whose pods the policy is asked about
 ROTATE = "ansible-playbook -i INVENTORY playbooks/rotate_keys.yml"
 
@@ -147,6 +150,45 @@ def mtu(config: DaemonConfig) -> Iterator[Finding]:
             "full-sized packets to other nodes are fragmented or lost",
             f"ip link set dev {uplink} mtu {max(have + TUNNEL_HEADERS, 1500)}",
         )
+
+
+def path_mtu(config: DaemonConfig) -> Iterator[Finding]:
+    """Paths to other nodes that lose packets of full size and not small ones. What cannot be pinged
+    at all is another fault, or may not answer."""
+    size = mtu_of(config.tailscale.interface)
+    if not _is_host(config) or not size:
+        return
+    api = LocalApi(config.tailscale.socket_path)
+    status = api.status()
+    if not status.running:
+        return
+    own = next((ip_address(one) for one in status.addresses if ip_address(one).version == 4), None)
+    heard = hear(status, claim_rules(config), {})
+    narrow, asked = [], 0
+    for peer in paths.read(api, heard.claims).peers:
+        there = next((one for one in map(ip_address, peer.addresses) if one.version == 4), None)
+        if own is None or there is None or not peer.online or asked == MOST_PINGED:
+            continue
+        asked += 1
+        if _answers(own, there, 1) and not _answers(own, there, 3, size) and _answers(own, there):
+            narrow.append(peer.name)
+    if narrow:
+        yield Finding(
+            "path-mtu",
+            f"packets of {size} bytes are lost on the way to {', '.join(narrow)}, and small ones "
+            "arrive",
+            "large packets between pods are lost, and connections hang: the network between the "
+            f"nodes has to carry UDP packets of {size + TUNNEL_HEADERS} bytes. Raise its MTU, or "
+            "let it send the ICMP messages that say what is too large",
+        )
+
+
+def _answers(own: Address, there: Address, tries: int = probe.TRIES, size: int = 0) -> bool:
+    try:
+        probe.ping(own, there, size, tries)
+    except probe.NoAnswer:
+        return False
+    return True
 
 
 def _is_host(config: DaemonConfig) -> bool:

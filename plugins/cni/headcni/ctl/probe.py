@@ -14,6 +14,9 @@ from ..model import Address
 
 SECONDS = 3.0
 TRIES = 3
+_HEADERS = {4: 20 + 8, 6: 40 + 8}  # of IP and ICMP
+_PROBE = 3  # do not fragment, and ignore what is known of the path
+_WHOLE = {4: (socket.IPPROTO_IP, 10, _PROBE), 6: (socket.IPPROTO_IPV6, 23, _PROBE)}
 _REQUEST, _REPLY = {4: 8, 6: 128}, {4: 0, 6: 129}
 
 
@@ -24,7 +27,7 @@ class NoAnswer(Exception):
 def send(src: Address, dst: Address, port: int, protocol: str) -> Optional[float]:
     """The seconds until the answer. None if a datagram was neither answered nor refused."""
     if not port:
-        return _ping(src, dst)
+        return ping(src, dst)
     return _datagram(src, dst, port) if protocol == "udp" else _connection(src, dst, port)
 
 
@@ -53,20 +56,25 @@ def _datagram(src: Address, dst: Address, port: int) -> Optional[float]:
     return time.monotonic() - began
 
 
-def _ping(src: Address, dst: Address) -> float:
+def ping(src: Address, dst: Address, size: int = 0, tries: int = TRIES) -> float:
+    """The seconds until the answer. With a size, the packets have so many bytes and must not be
+    fragmented."""
     protocol = socket.IPPROTO_ICMP if dst.version == 4 else socket.IPPROTO_ICMPV6
     mark = os.urandom(8)
     try:
         with closing(socket.socket(_family(dst), socket.SOCK_RAW, protocol)) as caller:
             caller.bind((str(src), 0))
-            for number in range(TRIES):
+            if size:
+                caller.setsockopt(*_WHOLE[dst.version])
+            padding = bytes(max(0, size - _HEADERS[dst.version] - len(mark)))
+            for number in range(tries):
                 began = time.monotonic()
-                caller.sendto(_echo(dst.version, number, mark), (str(dst), 0))
+                caller.sendto(_echo(dst.version, number, mark + padding), (str(dst), 0))
                 if _answered(caller, dst, mark, began + SECONDS / TRIES):
                     return time.monotonic() - began
     except OSError as problem:
         raise NoAnswer(problem.strerror or str(problem)) from None
-    raise NoAnswer(f"{TRIES} pings were lost")
+    raise NoAnswer(f"{tries} pings were lost")
 
 
 def _answered(caller: socket.socket, dst: Address, mark: bytes, until: float) -> bool:

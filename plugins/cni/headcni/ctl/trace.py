@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from ipaddress import ip_address, ip_network
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -29,7 +29,7 @@ from ..model import Address
 from ..settings import DaemonConfig
 from ..shared.paths import NONE, RELAYED
 from ..store import Attachment, Store
-from . import faults, mesh_faults, node, probe
+from . import drops, faults, mesh_faults, node, probe
 from .finding import CONTROLLER, SITE, Finding
 from .main import NO, OK, CannotTell, show
 from .routes import claim_rules
@@ -160,7 +160,7 @@ def _hops(question: Question) -> Iterator[Hop]:
         except (CniError, OSError) as problem:
             yield Hop(layer.__name__.strip("_"), OPEN, str(problem))
     if question.leaves:
-        yield _sent(question)
+        yield from _sent(question)
 
 
 def _in_pod(question: Question) -> Iterator[Hop]:
@@ -472,22 +472,43 @@ def _policy(api: LocalApi, question: Question) -> Iterator[Hop]:
     yield Hop("policy", BROKEN, said, Finding("policy-denies", said, means, run, CONTROLLER))
 
 
-def _sent(question: Question) -> Hop:
-    """The packet itself, from the pod's namespace."""
-    pod, dst = question.near, str(question.dst)
+def _sent(question: Question) -> Iterator[Hop]:
+    """The packet itself, from the pod's namespace. If it is lost, another one is traced."""
+    dst = str(question.dst)
+    problem = ""
     try:
-        with netns.opened(pod.netns) as fd, netns.entered(fd):
-            took = probe.send(question.src, question.dst, question.port, question.protocol)
-    except probe.NoAnswer as problem:
-        said = f"{dst} does not answer the pod: {problem}"
-        means = (
-            "if every hop above is in order, the other side drops it or has no service there: run "
-            "headcnictl trace and diagnose on its node"
-        )
-        return Hop("packet", BROKEN, said, Finding("no-answer", said, means))
-    if took is None:
-        return Hop("packet", OPEN, f"{dst} said nothing, as UDP services may")
-    return Hop("packet", FINE, f"{dst} answered the pod in {took * 1000:.1f} ms")
+        took = _probed(question)
+    except probe.NoAnswer as lost:
+        took, problem = None, str(lost)
+    if took is not None:
+        yield Hop("packet", FINE, f"{dst} answered the pod in {took * 1000:.1f} ms")
+        return
+    if (culprit := _dropped(question)) is not None:
+        found = culprit.finding(f"packets between {question.src} and {dst}")
+        yield Hop("firewall", BROKEN, found.found, found)
+    if not problem:
+        yield Hop("packet", OPEN, f"{dst} said nothing, as UDP services may")
+        return
+    said = f"{dst} does not answer the pod: {problem}"
+    means = (
+        "if every hop above is in order, the other side drops it or has no service there: run "
+        "headcnictl trace and diagnose on its node"
+    )
+    yield Hop("packet", BROKEN, said, Finding("no-answer", said, means))
+
+
+def _probed(question: Question) -> Optional[float]:
+    with netns.opened(question.near.netns) as fd, netns.entered(fd):
+        return probe.send(question.src, question.dst, question.port, question.protocol)
+
+
+def _dropped(question: Question) -> Optional[drops.Dropped]:
+    """The rule of this node that drops it; None if no rule does, or if that cannot be traced."""
+    with suppress(CniError, OSError), drops.watched(question.src, question.dst) as first:
+        with suppress(probe.NoAnswer):
+            _probed(question)
+        return first()
+    return None
 
 
 def _own(question: Question) -> Sequence[Any]:
