@@ -62,7 +62,7 @@ def watched(src: Address, dst: Address) -> Iterator[Callable[[], Optional[Droppe
     network namespace. The function returns where one of them was dropped."""
     family = "ip" if src.version == 4 else "ip6"
     rules = "\n".join(
-        f"add rule inet {TABLE} mark {family} saddr {one} {family} daddr {other} meta nftrace set 1"
+        f"add rule inet {TABLE} chosen {family} saddr {one} {family} daddr {other} meta nftrace set 1"
         for one, other in ((src, dst), (dst, src))
     )
     hook = "{ type filter hook prerouting priority -450; }"
@@ -73,7 +73,7 @@ def watched(src: Address, dst: Address) -> Iterator[Callable[[], Optional[Droppe
         listener.bind((0, 0))
         listener.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFNLGRP_NFTRACE)
         listener.setblocking(False)
-        nft.run(f"add table inet {TABLE}\nadd chain inet {TABLE} mark {hook}\n{rules}")
+        nft.run(f"add table inet {TABLE}\nadd chain inet {TABLE} chosen {hook}\n{rules}")
         try:
             yield lambda: _first(listener)
         finally:

@@ -130,6 +130,7 @@ RULES: Dict[str, Rule] = {
     "headcni_policy_denied_packets_total": anything,
     "headcni_policy_repairs_total": _never,
     "headcni_policy_set_elements": anything,
+    "headcni_policy_too_large": _never,
     "headcni_policy_unknown_pods": anything,
     "headcni_policy_warnings": _never,
     "headcni_reconcile_changes_total": anything,
