@@ -212,15 +212,21 @@ def test_a_filter_of_another_program_is_named(node, traced, kind):
     assert hops["packet"]["state"] == "broken"
 
 
-def test_a_rule_that_drops_some_packets_is_an_open_question(node, traced):
+def test_a_rule_with_conditions_is_named_only_if_it_drops_the_packet(node, traced):
     address = node.add(node.conf()).address
     traced.mesh()
-    rule = "chain f { type filter hook forward priority 0; ip daddr 10.55.2.7 drop; }"
-    node.netns.run("nft", f"table inet other {{ {rule}; }}")
+    chain = "chain f { type filter hook forward priority 0; ip daddr %s counter drop; }"
+    node.netns.run("nft", f"table inet other {{ {chain % '10.55.2.8'}; }}")
     hops = traced.hops(address, REMOTE)
-    assert hops["firewall"]["state"] == "unknown"
+    assert (hops["firewall"]["state"], hops["first"]["name"]) == ("unknown", "")
     assert "inet other f" in hops["firewall"]["said"]
-    assert hops["first"]["name"] == "packet", "the pod's own packet is not answered"
+    node.netns.run("nft", f"table inet third {{ {chain % REMOTE}; }}")
+    hops = traced.hops(address, REMOTE)
+    assert hops["first"]["name"] == "firewall"
+    assert hops["firewall"]["finding"]["id"] == "dropped-by-rule"
+    traced.advised(hops["firewall"])
+    assert traced.hops(address, REMOTE)["first"]["name"] == ""
+    assert "headcni-trace" not in node.netns.run("nft", "list tables").stdout
 
 
 def test_what_headscale_has_not_approved_is_named(node, traced):
