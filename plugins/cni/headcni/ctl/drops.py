@@ -61,8 +61,9 @@ def watched(src: Address, dst: Address) -> Iterator[Callable[[], Optional[Droppe
     """While it lasts, the kernel traces the packets between two addresses that arrive at the node's
     network namespace. The function returns where one of them was dropped."""
     family = "ip" if src.version == 4 else "ip6"
+    add = f"add rule inet {TABLE} chosen"
     rules = "\n".join(
-        f"add rule inet {TABLE} chosen {family} saddr {one} {family} daddr {other} meta nftrace set 1"
+        f"{add} {family} saddr {one} {family} daddr {other} meta nftrace set 1"
         for one, other in ((src, dst), (dst, src))
     )
     hook = "{ type filter hook prerouting priority -450; }"
