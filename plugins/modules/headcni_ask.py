@@ -64,8 +64,9 @@ from ansible_collections.headcni.mesh.plugins.module_utils import headcnictl, no
 # Others change something, or do not end by themselves.
 VERBS = (
     *("status", "pods", "routes", "policy", "ipam", "trace", "diagnose", "ping", "metrics"),
-    *("pod-cidr", "explain", "version"),
+    *("events", "logs", "config", "pod-cidr", "explain", "version"),
 )
+ENDLESS = ("--follow", "-f")
 
 
 def main() -> None:
@@ -81,6 +82,8 @@ def main() -> None:
     if not words or words[0] not in VERBS:
         given = words[0] if words else "nothing"
         module.fail_json(msg=f"words: {given}, expected one of {', '.join(VERBS)} first")
+    if endless := [word for word in words if word in ENDLESS]:
+        module.fail_json(msg=f"words: {endless[0]} does not end: run it on the node")
     code, output, said = headcnictl.printed(words, module.params["timeout"])
     module.exit_json(changed=False, code=code, output=output, said=said)
 

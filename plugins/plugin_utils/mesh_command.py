@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -43,8 +44,12 @@ VERBS = {
     "pods": "the pod interfaces of each node",
     "policy": "the network policies of each node's pods",
     "metrics": "what the daemons measure",
+    "events": "pods' networks as they came and went on each node",
+    "logs": "the journal of the parts of HeadCNI on each node",
+    "config": "the daemons' settings, with show, validate or explain KEY",
     "ping": "whether a pod reaches an address",
     "pod-cidr": "which pod CIDR each node has, and why",
+    "explain": "why an error occurs, by its ID",
     "version": "the versions on each node",
 }
 Answers = Mapping[str, Mapping[str, Any]]
@@ -182,7 +187,7 @@ def asked(run: Playbooks, verb: str, words: Sequence[str], file: Path) -> int:
         others = _by_address(run, others, file)
     answers = _ask(run, [verb, *(["--json"] if in_json else []), *others], file)
     if verb == "trace":
-        answers = _of_the_ends(answers)
+        answers = dict(sorted(_of_the_ends(answers).items(), key=_knows_no_cause))
     if as_json:
         shown = {node: _in_json(one) for node, one in answers.items()}
         print(json.dumps({"nodes": shown}, indent=2, ensure_ascii=False))
@@ -243,6 +248,11 @@ def _of_the_ends(answers: Answers) -> Answers:
     """Without the nodes of neither end of a packet, unless no node knows either."""
     ends = {node: one for node, one in answers.items() if one["code"] in (OK, NO)}
     return ends or answers
+
+
+def _knows_no_cause(item: tuple[str, Mapping[str, Any]]) -> bool:
+    """A node that only sees that nobody answers comes after the one that has the broken hop."""
+    return not re.search(r"(?m)^(?!packet)\S+ +BROKEN", str(item[1]["output"]))
 
 
 def _worst(answers: Answers) -> int:

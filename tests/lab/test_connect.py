@@ -280,6 +280,8 @@ def test_what_is_wrong_with_one_node_is_shown_first_with_the_exit_code_of_a_no(s
     assert shown.stdout.index("node1:\n") > 0
     assert mesh(site, "trace", "10.99.0.1", "10.99.0.2").returncode == 3
     assert mesh(site, "routes", "--nonsense").returncode == 2
+    endless = mesh(site, "events", "--follow")
+    assert endless.returncode == 3 and "does not end: run it on the node" in endless.stdout
 
 
 def test_the_documentations_captures_are_what_a_lab_shows(site, tmp_path):

@@ -155,6 +155,13 @@ def test_trace_shows_the_nodes_of_the_two_ends_only(controller):
     assert done.returncode == 3
 
 
+def test_the_node_that_knows_the_broken_hop_of_a_trace_comes_first(controller):
+    silent = said("packet        BROKEN   no answer\n", 1)
+    answers = {"a": silent, "b": said("forwarding    BROKEN   is 0\n", 1)}
+    done = controller("trace", "10.1.0.2", "10.2.0.2", answers=answers)
+    assert done.stdout.startswith("b:\nforwarding") and "\na:\npacket" in done.stdout
+
+
 def test_trace_finds_pods_by_name_on_whatever_node_they_are(controller):
     def pods(name, *addresses):
         return said(json.dumps([{"namespace": "shop", "pod": name, "addresses": addresses}]))
