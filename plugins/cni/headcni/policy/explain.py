@@ -154,7 +154,7 @@ def _decide(
     if not pod.counts:
         reason = "is on the host's network" if pod.host_network else "has ended"
         return _open(direction, pod, f"{direction} of {name}: it {reason}, so no policy applies")
-    if direction == INGRESS and other == NODE:
+    if direction == INGRESS and (other == NODE or _is_on_host_of(pod, other)):
         words = f"{direction} of {name}: a node always reaches its own pods"
         return _open(direction, pod, words)
     isolating = [
@@ -181,6 +181,16 @@ def _decide(
     if too_large:
         words += f"; {_named(too_large)} too large, and what only they allow is denied"
     return Decision(direction, pod.key, False, keys, "", words)
+
+
+def _is_on_host_of(pod: Pod, other: End) -> bool:
+    """Whether the pod's node sees no difference between the other end and itself."""
+    return (
+        isinstance(other, Pod)
+        and other.host_network
+        and bool(pod.node)
+        and (other.node == pod.node)
+    )
 
 
 def _named(keys: Collection[Key]) -> str:

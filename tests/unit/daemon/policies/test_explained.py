@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headcni.daemon.policies.explained import explained
+from headcni.daemon.policies.explained import Here, explained
 from headcni.errors import CniError
 from headcni.policy.objects import ContainerPort, Pod, Policy, World
 
@@ -29,12 +29,15 @@ PODS = [
     pod("far", "10.244.2.7", node="node2", app="web"),
 ]
 ALLOW = policy("allow-web", ingress=[{"from": [WEB], "ports": [{"port": "sql"}]}])
+HOST = {"cidr": "192.0.2.1/32"}
 WORLD = World.of(PODS, policies=[ALLOW])
 PROTECTED = {("shop", "db"), ("shop", "web")}
 
 
-def asked(*words: str, world: World = WORLD, protected: Any = PROTECTED) -> dict[str, Any]:
-    return explained(world, "node1", protected, words)
+def asked(
+    *words: str, world: World = WORLD, protected: Any = PROTECTED, **here: Any
+) -> dict[str, Any]:
+    return explained(world, Here("node1", protected, **here), words)
 
 
 @pytest.mark.parametrize("port", ["5432/tcp", "sql/tcp", "sql"])
@@ -63,6 +66,45 @@ def test_what_is_enforced_elsewhere_or_not_at_all_is_noted():
     found = asked("shop/web", "shop/db", "80", protected=set())
     assert len(found["notes"]) == 2 and "they do not apply" in found["notes"][1]
     assert any(line.startswith("NOTE: ") for line in found["lines"])
+
+
+def test_an_address_of_this_node_is_this_node():
+    found = asked("192.0.2.1", "shop/db", "80", addresses={ip_address("192.0.2.1")})
+    assert found["allowed"] and found["notes"] == ["192.0.2.1 is an address of this node"]
+    found = asked("192.0.2.2", "shop/db", "80", addresses={ip_address("192.0.2.1")})
+    assert not found["allowed"]
+
+
+def test_this_node_is_an_address_for_pods_of_other_nodes():
+    with pytest.raises(CniError) as raised:
+        asked("node", "shop/far", "80")
+    assert "an address of this node: shop/far is on node2" in str(raised.value)
+
+
+def test_what_a_pod_of_the_hosts_network_reaches_depends_on_its_node():
+    def on_host(node: str) -> Pod:
+        return pod("host", "192.0.2.1", node)._replace(host_network=True, addresses=())
+
+    world = World.of([*PODS, on_host("node1")], policies=[ALLOW])
+    assert asked("shop/host", "shop/db", "80", world=world)["allowed"]
+    world = World.of([*PODS, on_host("node2")], policies=[ALLOW])
+    found = asked("shop/host", "shop/db", "80", world=world)
+    assert not found["allowed"] and "ask with an address of that node" in found["notes"][0]
+
+
+def test_a_connection_to_this_node_may_depend_on_the_address():
+    only = policy("only", policyTypes=["Egress"], egress=[{"to": [{"ipBlock": HOST}]}])
+    world = World.of(PODS, policies=[only])
+    found = asked("shop/db", "node", "80", world=world)
+    assert not found["allowed"] and "ask with the address" in found["notes"][0]
+    assert asked("shop/db", "192.0.2.1", "80", world=world)["allowed"]
+
+
+def test_an_address_of_a_pod_that_is_not_known_is_closed():
+    closed = {ip_address("10.244.1.9"): ("shop", "new")}
+    for words in (["10.244.1.9", "198.51.100.1", "80"], ["shop/web", "10.244.1.9", "80"]):
+        found = asked(*words, world=World.of(PODS), closed=closed)
+        assert not found["allowed"] and "shop/new: its labels are not known" in found["lines"][0]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Tuple
 
+from ...datapath.seen import addresses
 from ...errors import CniError
 from ...log import Log
-from ...policy.enforcer import Denied, Enforcer, PodState
+from ...model import Address
+from ...policy.enforcer import DENY, Denied, Enforcer, PodState
 from ...policy.objects import Key
-from .explained import explained
+from .explained import Here, explained
 from .feed import Feed
 
 MOST_SHOWN = 50  # policies of a pod
@@ -156,16 +159,29 @@ class Policies:
         world = self.enforcer.world()
         if not world.complete:
             return {"error": self.not_known()}
-        pods = self.enforcer.report().pods
-        protected, left_out = {pod.pod for pod in pods}, _left_out(pods)
         try:
-            answer = explained(world, self._node_name, protected, words[1:], left_out)
+            answer = explained(world, self._here(bool(world.policies)), words[1:])
         except CniError as problem:
             return {"error": str(problem)}
         if doubt := self.held_back():
             answer["notes"].append(doubt)
             answer["lines"].insert(-1, f"NOTE: {doubt}")
         return answer
+
+    def _here(self, any_policy: bool) -> Here:
+        pods = self.enforcer.report().pods
+        unknown = [pod for pod in pods if not pod.known]
+        closes = any_policy and self._settings().unknown == DENY
+        own: List[Address] = []
+        with suppress(CniError, OSError):
+            own = [address for listed in addresses().values() for address, _length in listed]
+        return Here(
+            self._node_name,
+            {pod.pod for pod in pods},
+            _left_out(pods),
+            frozenset(own),
+            {address: pod.pod for pod in unknown if closes for address in pod.addresses},
+        )
 
     def shown(self) -> Dict[str, Any]:
         """For `headcnictl policy`."""
