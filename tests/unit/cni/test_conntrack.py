@@ -80,6 +80,21 @@ def test_many_ports_or_addresses_are_one_question():
     assert len(conntrack._about_addresses(socket.AF_INET, packed)) == 1
 
 
+@pytest.mark.parametrize(("tracked", "asked"), [("0", 0), ("64", 1), ("65", 2)])
+def test_few_connections_are_listed_once_for_an_address(monkeypatch, tracked, asked):
+    """For each list the kernel walks through its whole table, which is shared by all namespaces."""
+    questions = []
+
+    def listed(_kernel, question, _protocols):
+        questions.append(question)
+        return iter(())
+
+    monkeypatch.setattr(conntrack.netns, "read_sysctl", lambda _unused: tracked)
+    monkeypatch.setattr(conntrack, "_listed", listed)
+    conntrack.forget_addresses([ip_address(POD)])
+    assert len(questions) == asked
+
+
 def test_a_kernel_without_ctnetlink_fails_no_pod_and_is_told_of_once(monkeypatch, capsys):
     def refuse(*_unused):
         raise KernelError(errno.EINVAL, Request(0, 0, b"", "list tracked connections"), "")

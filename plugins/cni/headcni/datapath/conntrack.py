@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 UDP, SCTP = 17, 132
 COUNT = "net/netfilter/nf_conntrack_count"
 AT_ONCE = 64  # deletions in one send
+# For each question the kernel walks through its whole table, which takes milliseconds. So up to so
+# many entries are listed with one question, and looked through here.
+FEW = 64
 EACH = 8  # up to so many ports or addresses are asked about one by one
 _CTNETLINK = 1 << 8
 _GET, _DELETE = _CTNETLINK | 1, _CTNETLINK | 2
@@ -175,8 +178,11 @@ def _forget(
 ) -> None:
     """A node that cannot do this still networks pods: it is said once, and not to the pod."""
     global _told
-    if netns.read_sysctl(COUNT) in (None, "0"):
+    tracked = netns.read_sysctl(COUNT)
+    if tracked in (None, "0"):
         return  # connections are not tracked here, or there are none
+    if int(tracked or 0) <= FEW:
+        questions = dict.fromkeys(Question(one.family, one.protocol) for one in questions)
     try:
         with netfilter() as kernel:
             for question in questions:

@@ -26,7 +26,7 @@ RTN_LOCAL = 2
 LONGEST_ALIAS = 255  # the kernel's IFALIASZ less its final NUL
 LIMITER = "hci"
 AT_ONCE = 64  # links in one request: more acknowledgements than that might not fit its socket
-STABLE_SECRET, RANDOM_SECRET = "2", "3"  # ways to make a link-local address without the MAC
+STABLE_SECRET, RANDOM_SECRET = 2, 3  # ways to make a link-local address without the MAC
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _OF_LIMITS = (rtnl.RTM_NEWQDISC, rtnl.RTM_NEWTFILTER, rtnl.RTM_NEWLINK)
 _SETTINGS_OF_LINKS = "/proc/sys/net/ipv4/conf"
@@ -325,10 +325,10 @@ def finish_pod(inside: Netlink, network: NetworkConfig, cable: Cable) -> Cable:
     netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/accept_ra", "0")
     if any(one.address.version == 6 for one in cable.addresses):
         netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/disable_ipv6", "0")
-    mode = f"net/ipv6/conf/{cable.pod}/addr_gen_mode"
-    if netns.read_sysctl(mode) in (STABLE_SECRET, RANDOM_SECRET):
-        netns.write_sysctl(mode, "0")  # anti-spoofing knows the address that the MAC makes
     index = inside.index(cable.pod)
+    if rtnl.address_generation(inside, index) in (STABLE_SECRET, RANDOM_SECRET):
+        # Anti-spoofing knows the address that the MAC makes.
+        netns.write_sysctl(f"net/ipv6/conf/{cable.pod}/addr_gen_mode", "0")
     others = routes_of_others(inside, index)
     cable = replace(cable, routes=_allowed(cable, others), default_routes=())
     requests = [rtnl.link_up("lo"), rtnl.link_up(cable.pod)]

@@ -139,14 +139,17 @@ def read_file(path: str) -> Optional[str]:
 
 def write_sysctl(path: str, value: str) -> None:
     """Write it unless it is so already; a kernel without it is left in peace."""
-    if read_sysctl(path) in (None, value):
-        return
     try:
-        fd = os.open(f"/proc/sys/{path}", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/sys/{path}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return
+    except OSError:  # /proc/sys may be read-only
+        if read_sysctl(path) in (None, value):
+            return
+        raise
     try:
-        os.write(fd, value.encode("ascii"))
+        if os.read(fd, 4096).strip() != value.encode("ascii"):
+            os.pwrite(fd, value.encode("ascii"), 0)
     finally:
         os.close(fd)
 

@@ -126,6 +126,16 @@ def _no_link_local() -> bytes:
     return nested(IFLA_AF_SPEC, nested(socket.AF_INET6, mode))
 
 
+def address_generation(kernel: netlink.Netlink, index: int) -> Optional[int]:
+    """How a link gets its link-local address; None without IPv6. Reading the sysctl addr_gen_mode
+    instead would keep a processor busy while another thread changes a link: the kernel does not
+    wait for that, but begins the system call again and again."""
+    answer = kernel.ask(Request(RTM_GETLINK, 0, _link(index), f"look at link {index}")) or b""
+    for kind in (IFLA_AF_SPEC, socket.AF_INET6, IFLA_INET6_ADDR_GEN_MODE):
+        answer = dict(attributes(answer[16:] if kind == IFLA_AF_SPEC else answer)).get(kind, b"")
+    return answer[0] if answer else None
+
+
 def new_bridge(name: str, mtu: int, mac: str) -> Request:
     """With a MAC of its own, or it would change whenever a port comes or goes."""
     body = _link(flags=IFF_UP, change=IFF_UP | IFF_PROMISC) + text(IFLA_IFNAME, name)

@@ -1,17 +1,25 @@
-"""The kernel's announcements of changed links, addresses, routes and rules."""
+"""The kernel's announcements of changed links, addresses, routes and rules.
+
+Each ADD makes a dozen of them. A filter in the kernel drops those about pods' links, because the
+thread that reads them would take Python's lock from the threads that serve pods.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..datapath.netlink import NETLINK_ROUTE, attributes
 from ..datapath.rtnl import (
     IFA_ADDRESS,
     IFA_LOCAL,
+    IFLA_IFNAME,
+    RT_TABLE_LOCAL,
     RTA_TABLE,
     RTM_NEWADDR,
     RTM_NEWLINK,
@@ -23,6 +31,40 @@ from .route_socket import RECEIVE_BYTES, SO_RCVBUFFORCE
 RTM_DELLINK, RTM_DELADDR = 17, 21
 # Bits of the groups LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
 GROUPS = sum(1 << (group - 1) for group in (1, 5, 7, 8, 9, 11, 19))
+
+SO_ATTACH_FILTER = 26
+_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _IF_EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x15, 0x06
+_KIND, _TABLE, _FIRST_ATTRIBUTE, _NAME = 4, 16 + 4, 16 + 16, 16 + 16 + 4  # in a message
+
+
+def _loaded(form: str, *values: int) -> int:
+    """As a classic BPF program sees these numbers: it loads them in network byte order."""
+    return int.from_bytes(struct.pack(f"={form}", *values), "big")
+
+
+def _name_of(length: int) -> int:
+    """The header of an attribute with a name of that length."""
+    return _loaded("HH", 4 + length + 1, IFLA_IFNAME)
+
+
+# Operation, places to skip if equal and if not, operand. Pods' links are named by `link.host_name`
+# and `link.limiter_of`; a new link also makes a route in the local table.
+_FILTER = (
+    (_LOAD_HALF, 0, 0, _KIND),
+    (_IF_EQUAL, 3, 0, _loaded("H", RTM_NEWLINK)),
+    (_IF_EQUAL, 2, 0, _loaded("H", RTM_DELLINK)),
+    (_IF_EQUAL, 6, 0, _loaded("H", RTM_NEWROUTE)),
+    (_IF_EQUAL, 5, 7, _loaded("H", RTM_DELROUTE)),
+    (_LOAD_WORD, 0, 0, _FIRST_ATTRIBUTE),
+    (_IF_EQUAL, 1, 0, _name_of(13)),
+    (_IF_EQUAL, 0, 4, _name_of(14)),
+    (_LOAD_HALF, 0, 0, _NAME),
+    (_IF_EQUAL, 3, 2, int.from_bytes(b"hc", "big")),
+    (_LOAD_BYTE, 0, 0, _TABLE),
+    (_IF_EQUAL, 1, 0, RT_TABLE_LOCAL),
+    (_RETURN, 0, 0, 0xFFFFFFFF),  # all of the message
+    (_RETURN, 0, 0, 0),
+)
 
 
 class Interest(NamedTuple):
@@ -46,6 +88,7 @@ class RouteEvents:
             NETLINK_ROUTE,
         )
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
+        _leave_out_pods(self._socket)
         self._socket.bind((0, GROUPS))
 
     def close(self) -> None:
@@ -71,6 +114,15 @@ class RouteEvents:
             found = found or any(
                 _matters(kind, body, interest) for kind, body in _news(data, interest)
             )
+
+
+def _leave_out_pods(listener: socket.socket) -> None:
+    """Without the filter these events are read, and do not matter either."""
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _FILTER)
+    program = ctypes.create_string_buffer(code, len(code))
+    where = struct.pack("HP", len(_FILTER), ctypes.addressof(program))
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, where)
 
 
 def _news(data: bytes, interest: Interest) -> Iterator[tuple[int, bytes]]:
