@@ -84,7 +84,7 @@ PARTS = {
     "services": Part(SERVICES, (CONFORMANCE, BOTH), 34),
     "others": Part(r"\[sig-network\]", (CONFORMANCE, GRANULAR, SERVICES, NETPOL, BOTH), 38),
     **({"policies": Part(NETPOL, (), 47)} if POLICIES else {}),
-    **({"dual_stack": Part(BOTH, (), 23)} if DUAL_STACK else {}),
+    **({"dual_stack": Part(BOTH, (), 22)} if DUAL_STACK else {}),
 }
 
 
