@@ -187,17 +187,23 @@ def _shared_differences(held: nft.Contents, wanted: nft.Contents) -> Iterator[st
 
 
 def repair(store: Store, deleted: Collection[Owner] = ()) -> bool:
-    """Make the table what live pods need; whether it differed. A node without networks needs no
+    """Make the table what live pods need; whether anything had changed it. The ranges of a network
+    whose last pod has gone are removed without counting as that. A node without networks needs no
     table. `deleted` are pods whose ports the store may still have."""
 
     def differs(db: sqlite3.Connection) -> bool:
-        return any(pod_ranges.changes(db)) or (ruleset.is_needed(db) and not _is_whole(db, deleted))
+        return any(pod_ranges.changes(db)) or was_changed(db)
+
+    def was_changed(db: sqlite3.Connection) -> bool:
+        _unused, missing = pod_ranges.changes(db)
+        return bool(missing) or (ruleset.is_needed(db) and not _is_whole(db, deleted))
 
     def work(db: sqlite3.Connection) -> bool:
         if not differs(db):
             return False
+        changed = was_changed(db)
         ruleset.replace(db, deleted)
-        return True
+        return changed
 
     repaired = store.read(differs) and store.atomically(work)
     if store.read(pod_ranges.rows_differ):
