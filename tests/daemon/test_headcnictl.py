@@ -437,3 +437,19 @@ def test_events_are_followed_across_a_restart_of_the_daemon(ctl):
     finally:
         follower.kill()
         follower.wait()
+
+
+def test_every_python_of_a_node_does(saved, python):
+    saved.node.python = python
+    file = saved.node.tmp / "of-this-python.tar.gz"
+    assert saved("backup", file, "--cni-dir", saved.net_d).returncode == 0
+    done = saved("restore", file, "--cni-dir", saved.net_d)
+    assert done.returncode == 0, done.stderr
+    assert addresses(saved) and saved("config", "show").returncode == 0
+    words = saved.command("completion", "bash")[:-2]
+    assert "_headcnictl" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    bundle = saved("support-bundle", saved.node.tmp / "bundle.tar.gz", "--json")
+    assert bundle.returncode == 0, bundle.stderr
+    parts = {part["name"]: part for part in json.loads(bundle.stdout)["parts"]}
+    assert parts["pods.json"]["problem"] == parts["ipam.json"]["problem"] == ""
+    assert "headcni-daemon does not answer" in parts["metrics.txt"]["problem"]

@@ -106,7 +106,7 @@ def test_a_bundle_that_cannot_be_finished_is_removed(few, tmp_path, monkeypatch)
     def fail(*_unused: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(support_bundle, "_add", fail)
+    monkeypatch.setattr(support_bundle, "add", fail)
     file = tmp_path / "b.tar.gz"
     assert ctl.main(["support-bundle", str(file), "--config", str(tmp_path / "none")]) == 3
     assert not file.exists()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import io
 import json
 import os
 import sqlite3
@@ -29,7 +28,7 @@ from ..shared import conflist
 from ..shared.podcidr import PodCidrError
 from . import node
 from .main import OK, CannotTell, show
-from .new_file import new_file
+from .new_file import add, new_file
 
 FORMAT = 1
 MANIFEST, STORE_FILE, CONFIG_FILE = "manifest.json", FILE_NAME, "config.yaml"
@@ -99,9 +98,9 @@ def write(file: BinaryIO, config: DaemonConfig, path: str, cni_dir: str) -> Dict
             gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
-            _add(archive, MANIFEST, json.dumps(manifest, indent=2).encode())
+            add(archive, MANIFEST, json.dumps(manifest, indent=2).encode())
             for name, text in parts.items():
-                _add(archive, name, text)
+                add(archive, name, text)
             member = tarfile.TarInfo(STORE_FILE)
             member.size, member.mode = os.path.getsize(copy), 0o600
             with open(copy, "rb") as store:
@@ -230,9 +229,3 @@ def _digest(path: str) -> str:
         while piece := file.read(1 << 20):
             found.update(piece)
     return found.hexdigest()
-
-
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = len(content), 0o600
-    archive.addfile(member, io.BytesIO(content))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -31,3 +34,10 @@ def new_file(path: str) -> Iterator[BinaryIO]:
     except BaseException:
         os.unlink(path)
         raise
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    """A member that only root can read when it is unpacked."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
+    archive.addfile(member, io.BytesIO(content))

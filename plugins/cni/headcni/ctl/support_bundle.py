@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import json
 import os
 import subprocess
@@ -21,10 +20,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import CniError
 from ..settings import DaemonConfig
-from ..shared import conflist
 from . import node
+from .backup import with_conflist
 from .main import OK, CannotTell, read, show
-from .new_file import new_file
+from .new_file import add, new_file
 from .redact import Redactor, secrets_in
 from .terminal import BAD, GOOD, paint, table
 
@@ -71,10 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="the .tar.gz to create; by default headcni-support-NODE-TIME.tar.gz here",
     )
     parser.add_argument("--since", default="24h", metavar="TIME", help="logs since (%(default)s)")
+    with_conflist(parser)
     node.with_config(parser)
-    parser.add_argument(
-        "--cni-dir", default=conflist.DIRECTORY, help="where conflists are (%(default)s)"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,7 +120,7 @@ def _write(
             content = redacted(done.content).encode()
             room -= len(content)
             if content:
-                _add(archive, f"{stem}/{part.name}", content)
+                add(archive, f"{stem}/{part.name}", content)
             manifest.append(
                 {
                     "name": part.name,
@@ -136,14 +133,8 @@ def _write(
                 }
             )
         about = {"time": time.time(), "config_problem": redacted(problem), "parts": manifest}
-        _add(archive, f"{stem}/manifest.json", json.dumps(about, indent=2).encode())
+        add(archive, f"{stem}/manifest.json", json.dumps(about, indent=2).encode())
     return manifest
-
-
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
-    archive.addfile(member, io.BytesIO(content))
 
 
 def _parts(args: argparse.Namespace, config: DaemonConfig) -> Iterator[Part]:
