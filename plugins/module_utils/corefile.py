@@ -19,7 +19,9 @@ RANGES = ("100.64.0.0/10", "fd7a:115c:a1e0::/48")
 RESOLVERS = {4: "100.100.100.100", 6: "fd7a:115c:a1e0::53"}
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\Z")
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[^\s"]\S*')
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|[^\s"]\S*|"', re.DOTALL)
+_PORTS = {"tls": "853", "quic": "853", "https": "443", "https3": "443", "grpc": "443"}
+DEEPEST = 20  # snippets in snippets
 
 
 class Block(NamedTuple):
@@ -43,48 +45,78 @@ def domain(text: str) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    """The server blocks of a Corefile, without snippets and imports; a ValueError if its braces do
-    not match."""
-    found: list[Block] = []
-    keys: list[str] = []
-    directives: list[Tuple[str, ...]] = []
-    depth = 0
-    for number, words in _lines(text):
-        opens = words[-1] == "{"
-        if depth == 0:
-            if words[0] == "import" and not keys:
-                continue
-            named = [key for word in words if word != "{" for key in word.split(",") if key]
-            keys += named
-            if opens:
-                depth, directives = 1, []
-            continue
-        if words == ["}"]:
-            depth -= 1
-            if depth == 0:
-                if not keys[0].startswith("("):  # a snippet serves nothing
-                    found.append(Block(tuple(keys), tuple(directives)))
-                keys = []
-            continue
-        if depth == 1:
-            directives.append(tuple(word for word in words if word != "{"))
-        depth += opens
-        depth -= words[-1] == "}" and len(words) > 1
-        if depth < 1:
-            raise ValueError(f"line {number}: a closing brace after other words")
-    if depth or keys:
-        raise ValueError("the last server block is not closed")
-    return found
+    """The server blocks of a Corefile, with what they import from snippets; a ValueError if CoreDNS
+    would read it otherwise than we do."""
+    return _parsed(text)[0]
 
 
 def imports(text: str) -> list[str]:
     """The patterns of files that a Corefile imports outside of its server blocks."""
-    depth, found = 0, []
-    for _unused, words in _lines(text):
-        if depth == 0 and words[0] == "import":
-            found += words[1:]
-        depth += (words[-1] == "{") - (words == ["}"])
-    return found
+    return _parsed(text)[1]
+
+
+def _parsed(text: str) -> tuple[list[Block], list[str]]:
+    """As CoreDNS reads it: a directive ends with its line, but not within braces."""
+    found, imported = list[Block](), list[str]()
+    snippets: dict[str, Tuple[Tuple[str, ...], ...]] = {}
+    tokens = _Tokens(text)
+    while tokens.left():
+        if tokens.peek() == "import":
+            imported += tokens.rest_of_line()[1:]
+            continue
+        keys = _keys(tokens)
+        directives = []
+        while tokens.peek() != "}":
+            directives.append(_directive(tokens))
+        tokens.take()
+        if keys[0].startswith("("):  # a snippet serves nothing
+            snippets[keys[0].strip("()")] = tuple(directives)
+        else:
+            found.append(Block(tuple(keys), tuple(_with_snippets(directives, snippets))))
+    return found, imported
+
+
+def _keys(tokens: _Tokens) -> list[str]:
+    """Of a server block, with its opening brace. They end with the line, or go on after a comma."""
+    keys, line, goes_on = list[str](), tokens.line(), True
+    while tokens.peek() != "{":
+        if not goes_on and tokens.line() != line:
+            break
+        line, word = tokens.line(), tokens.take()
+        goes_on = word.endswith(",")
+        keys += [key for key in word.split(",") if key]
+    if not keys or not tokens.left() or tokens.peek() != "{":
+        raise ValueError(f"line {line}: a server block without a name or without braces")
+    tokens.take()
+    return keys
+
+
+def _directive(tokens: _Tokens) -> Tuple[str, ...]:
+    words, depth = list[str](), 0
+    while tokens.left():
+        word = tokens.peek()
+        if words and not depth and not tokens.goes_on():
+            break
+        if word == "}" and not depth:
+            raise ValueError(f"line {tokens.line()}: a closing brace after other words")
+        depth += (word == "{") - (word == "}")
+        if word not in ("{", "}") and not depth:
+            words.append(word)
+        tokens.take()
+    return tuple(words) or ("{",)
+
+
+def _with_snippets(
+    directives: Iterable[Tuple[str, ...]],
+    snippets: dict[str, Tuple[Tuple[str, ...], ...]],
+    depth: int = 0,
+) -> Iterator[Tuple[str, ...]]:
+    for words in directives:
+        yield words
+        if words[0] == "import" and len(words) > 1 and words[1] in snippets:
+            if depth >= DEEPEST:
+                raise ValueError("snippets import each other without end")
+            yield from _with_snippets(snippets[words[1]], snippets, depth + 1)
 
 
 def reloads(text: str) -> bool:
@@ -131,8 +163,9 @@ def with_block(text: str, ours: str) -> str:
     """The file with our block: in its old place, or at the end."""
     before = without_block(text)
     if before != text:
-        at = text.index(BEGIN)
-        at = text.rfind("\n", 0, at) + 1
+        lines = text.splitlines(keepends=True)
+        first = next(at for at, line in enumerate(lines) if line.strip() == BEGIN)
+        at = len("".join(lines[:first]))
         return before[:at] + ours + before[at:]
     return text + ("" if not text or text.endswith("\n") else "\n") + ours
 
@@ -155,16 +188,47 @@ def conflicts(name: str, ranges: Iterable[str], port: str, others: Iterable[Bloc
     return list(dict.fromkeys(found))
 
 
-def _lines(text: str) -> Iterator[Tuple[int, list[str]]]:
-    """The words of each line that has some, without comments."""
-    for number, line in enumerate(text.splitlines(), 1):
-        words = []
-        for match in _TOKEN.finditer(line):
-            if match[0].startswith("#"):
-                break
-            words.append(match[0])
-        if words:
-            yield number, words
+class _Tokens:
+    """The words of a Corefile, without comments. A word in quotes may have several lines."""
+
+    def __init__(self, text: str) -> None:
+        self._found: list[tuple[int, int, str]] = []  # the lines of its beginning and end
+        self._at, line, last = 0, 1, 0
+        for match in _TOKEN.finditer(text):
+            line += text.count("\n", last, match.start())
+            begins, last = line, match.end()
+            line += match[0].count("\n")
+            if match[0] == '"':
+                raise ValueError(f"line {begins}: a quotation mark that is not closed")
+            if not match[0].startswith("#"):
+                self._found.append((begins, line, match[0]))
+
+    def left(self) -> bool:
+        return self._at < len(self._found)
+
+    def peek(self) -> str:
+        if not self.left():
+            raise ValueError("the last server block is not closed")
+        return self._found[self._at][2]
+
+    def line(self) -> int:
+        self.peek()
+        return self._found[self._at][0]
+
+    def goes_on(self) -> bool:
+        """Whether the next word is on the line of the last one."""
+        return self._found[self._at][0] == self._found[self._at - 1][1]
+
+    def take(self) -> str:
+        word = self.peek()
+        self._at += 1
+        return word
+
+    def rest_of_line(self) -> list[str]:
+        words = [self.take()]
+        while self.left() and self.goes_on():
+            words.append(self.take())
+        return words
 
 
 def _kubernetes_zones(words: Tuple[str, ...]) -> list[str]:
@@ -183,7 +247,7 @@ def _zones(key: str) -> Iterator[Tuple[str, str]]:
     key = key.strip('"').lower()
     scheme, found, rest = key.partition("://")
     zone = rest if found else scheme
-    port = DEFAULT_PORT
+    port = _PORTS.get(scheme, DEFAULT_PORT) if found else DEFAULT_PORT
     match = re.match(r"(.*?):(\d+)\Z", zone)
     # fd7a:115c:a1e0::/48 has no port, and neither has an address.
     if match and (match[1].count(":") == 0 or "/" in match[1]):

@@ -15,6 +15,9 @@ ANNOTATION = "headcni.dev/tailnet-name"
 MOST_RECORDS = 1000  # Headscale sends all of them to every device
 MOST_HEADLESS = 100  # each needs a request of its own
 MOST_ADDRESSES = 16  # of one name
+MOST_HOST_NAMES = 100  # records of the pods of one service
+MOST_PROBLEMS = 5  # of one service
+LONGEST_NAME = 253
 _TYPES = {4: "A", 6: "AAAA"}
 
 
@@ -75,6 +78,9 @@ def records(
     for service in wanted:
         name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
         base = f"{name}.{namespace}.{zone}"
+        if len(base) > LONGEST_NAME:
+            problems.append(f"{_path(service)}: its name would have {len(base)} characters")
+            continue
         addresses = _cluster_ips(service["spec"])
         if addresses != ["None"]:
             found |= {record(base, address) for address in addresses}
@@ -82,13 +88,9 @@ def records(
         headless += 1
         if headless > MOST_HEADLESS:
             raise ValueError(f"more than {MOST_HEADLESS} services without a cluster IP want a name")
-        of_pods, too_many = _of_pods(base, slices_of(namespace, name))
+        of_pods, wrong = _of_pods(base, slices_of(namespace, name))
         found |= of_pods
-        if too_many:
-            problems.append(
-                f"{_path(service)}: more than {MOST_ADDRESSES} pods; its name has the first "
-                f"{MOST_ADDRESSES} of each family"
-            )
+        problems += (f"{_path(service)}: {problem}" for problem in wrong)
     if len(found) > MOST_RECORDS:
         raise ValueError(
             f"the annotated services have {len(found)} records, at most {MOST_RECORDS} are "
@@ -97,21 +99,40 @@ def records(
     return Found(tuple(sorted(found, key=_order)), tuple(problems))
 
 
-def _of_pods(base: str, slices: Iterable[Mapping[str, Any]]) -> tuple[set[Record], bool]:
+def _of_pods(base: str, slices: Iterable[Mapping[str, Any]]) -> tuple[set[Record], list[str]]:
     """A service without a cluster IP has the addresses of its ready pods, and a pod with a host
-    name, as those of a StatefulSet have, a name of its own."""
+    name, as those of a StatefulSet have, a name of its own. Whoever may write EndpointSlices
+    writes what is in them; mistakes of one service do not take the names of others."""
     all_of: dict[str, set[Record]] = {"A": set(), "AAAA": set()}
     own: set[Record] = set()
+    problems: list[str] = []
     for endpoint in (one for part in slices for one in part.get("endpoints") or ()):
         if (endpoint.get("conditions") or {}).get("ready") is False:
             continue
         for address in endpoint.get("addresses") or ():
-            made = record(base, address)
+            try:
+                made = record(base, address)
+            except ValueError:
+                problems.append(f"the endpoint {str(address)[:40]!r} is not an IP address")
+                continue
             all_of[made.type].add(made)
-            if endpoint.get("hostname"):
-                own.add(record(f"{endpoint['hostname']}.{base}", address))
+            name = f"{endpoint.get('hostname') or ''}.{base}"
+            if name.startswith("."):
+                continue
+            if len(name) > LONGEST_NAME:
+                problems.append(f"the name of a pod would have {len(name)} characters")
+                continue
+            own.add(record(name, address))
     kept = {one for those in all_of.values() for one in sorted(those, key=_order)[:MOST_ADDRESSES]}
-    return kept | own, any(len(those) > MOST_ADDRESSES for those in all_of.values())
+    if any(len(those) > MOST_ADDRESSES for those in all_of.values()):
+        problems.append(
+            f"more than {MOST_ADDRESSES} pods; its name has the first {MOST_ADDRESSES} of each "
+            "family"
+        )
+    if len(own) > MOST_HOST_NAMES:
+        problems.append(f"more than {MOST_HOST_NAMES} host names; the first of them have records")
+        own = {*sorted(own, key=_order)[:MOST_HOST_NAMES]}
+    return kept | own, list(dict.fromkeys(problems))[:MOST_PROBLEMS]
 
 
 def _cluster_ips(spec: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,8 @@ description:
   - Runs on the host of the Headscale server. Headscale reads the file C(dns.extra_records_path)
     again when it changes, and sends the records to all devices.
   - All records within O(zone) become O(records). Records with other names stay as they are.
-  - The file is replaced atomically, and keeps its owner and mode.
+  - The file is replaced atomically, and keeps its owner and mode. Runs for different zones take
+    turns, and a run fails if another program changes the file at the same moment.
 author:
   - The HeadCNI authors (@headcni)
 options:
@@ -82,9 +83,12 @@ others:
   returned: success
 """
 
+import errno
+import fcntl
 import json
 import os
 import tempfile
+import time
 from ipaddress import ip_address
 from typing import Any
 
@@ -93,6 +97,7 @@ from ansible_collections.headcni.mesh.plugins.module_utils import corefile
 
 LARGEST = 4 << 20  # bytes of the file
 MOST = 1000  # records of the zone
+LOCK_SECONDS = 30.0
 
 
 def main() -> None:
@@ -113,7 +118,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    path = module.params["path"]
+    # A link stays one. Two runs for different zones take turns.
+    path = os.path.realpath(module.params["path"])
+    locked = None if module.check_mode else lock(module, os.path.dirname(path))
     try:
         zone = corefile.domain(module.params["zone"])
         wanted = checked(module.params["records"], zone)
@@ -126,7 +133,9 @@ def main() -> None:
     after = before if same(ours, wanted) and before else as_text([*others, *wanted])
     changed = after != before
     if changed and not module.check_mode:
-        replace(module, path, after)
+        replace(module, path, before, after)
+    if locked is not None:
+        os.close(locked)
     module.exit_json(
         changed=changed,
         added=names(wanted, ours),
@@ -134,6 +143,25 @@ def main() -> None:
         others=len(others),
         diff={"before_header": path, "after_header": path, "before": before, "after": after},
     )
+
+
+def lock(module: AnsibleModule, folder: str) -> int:
+    """The folder, until the handle is closed. Of a folder that is missing, `replace` says so."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as wrong:
+        module.fail_json(msg=f"path: {folder} cannot be read: {wrong}")
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError as wrong:
+            if wrong.errno not in (errno.EAGAIN, errno.EACCES):
+                return handle  # a file system without locks
+        if time.monotonic() > deadline:
+            module.fail_json(msg=f"path: another run has had {folder} for {LOCK_SECONDS:.0f} s")
+        time.sleep(0.1)
 
 
 def checked(records: list[dict[str, str]], zone: str) -> list[dict[str, str]]:
@@ -209,7 +237,7 @@ def as_text(records: list[dict[str, Any]]) -> str:
     return json.dumps(records, indent=2) + "\n"
 
 
-def replace(module: AnsibleModule, path: str, text: str) -> None:
+def replace(module: AnsibleModule, path: str, before: str, text: str) -> None:
     """In the same folder and by one rename: Headscale never reads half a file."""
     folder = os.path.dirname(path)
     try:
@@ -220,6 +248,13 @@ def replace(module: AnsibleModule, path: str, text: str) -> None:
             os.fsync(file.fileno())
     except OSError as wrong:
         module.fail_json(msg=f"path: {path} cannot be written: {wrong}")
+    try:
+        is_same = read(path) == before
+    except ValueError:
+        is_same = False
+    if not is_same:  # by an editor that does not wait for the lock
+        os.unlink(made)
+        module.fail_json(msg=f"path: {path} was changed by somebody else just now: run again")
     if not os.path.exists(path):
         os.chmod(made, 0o644)  # Headscale reads it as its own user
     module.atomic_move(made, path, keep_dest_attrs=True)

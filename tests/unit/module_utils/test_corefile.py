@@ -58,6 +58,74 @@ def test_a_file_is_the_same_after_the_block_was_added_and_removed(text):
     assert corefile.with_block(made, ours()) == made
 
 
+def test_a_comment_that_mentions_the_marker_is_not_the_block():
+    text = KUBEADM.replace("    loop\n", "    loop # see '# BEGIN headcni' below\n")
+    made = corefile.with_block(text, ours())
+    assert made == text + ours()
+    assert corefile.with_block(made, ours("other.example")) == text + ours("other.example")
+
+
+UNUSUAL = """\
+(common) {
+    kubernetes cluster.local in-addr.arpa { pods insecure }
+}
+(all) {
+    import common
+    reload
+}
+a.example,
+b.example:5353
+{
+    import all
+    forward . 192.0.2.53 { max_concurrent 1000 }
+    hosts "/etc/a file
+with two lines # and no comment" {
+        192.0.2.1 one # a comment }
+    }
+    template IN A { answer "{{ .Name }} 60 IN A 192.0.2.9" }
+}
+.:53 { # everything else
+    errors
+}
+tls://a.example {
+    errors
+}
+"""
+
+
+def test_unusual_forms_are_read_as_coredns_reads_them():
+    first, second, third = corefile.blocks(UNUSUAL)
+    assert first.zones == (("a.example", "53"), ("b.example", "5353"))
+    names = [words[0] for words in first.directives]
+    assert names == [
+        *("import", "import", "kubernetes", "reload"),
+        *("forward", "hosts", "template"),
+    ]
+    assert (second.keys, second.directives) == ((".:53",), (("errors",),))
+    assert third.zones == (("a.example", "853"),)
+    assert corefile.reloads(UNUSUAL) and corefile.port_of_all([first, second]) == "53"
+    found = corefile.conflicts("local", (), "53", [first])
+    assert "cluster.local is part of the tailnet's domain" in found[0]
+    assert corefile.conflicts("a.example", (), "53", [third]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (".:53\nerrors\nforward . 192.0.2.53 {\n}\n", "without braces"),
+        ('.:53 {\n hosts "/etc/a {\n}\n', "quotation mark"),
+        (".:53 {\n errors }\n", "after other words"),
+        ("(a) {\n import a\n}\n.:53 {\n import a\n}\n", "without end"),
+        ("{\n errors\n}\n", "without a name"),
+        (".:53 {\n errors\n", "not closed"),
+        ("a.example,\n", "not closed"),
+    ],
+)
+def test_what_would_be_read_otherwise_is_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        corefile.blocks(text)
+
+
 def test_what_somebody_writes_around_the_block_stays():
     made = corefile.with_block(KUBEADM, ours()).replace("ttl 30", "ttl 5")
     made += "b.example {\n    whoami\n}\n"

@@ -86,6 +86,54 @@ def test_a_headless_service_has_its_ready_pods_and_their_host_names():
     ]
 
 
+def test_endpoints_without_an_address_leave_the_names_of_all_others():
+    headless, other = service("db", clusterIPs=["None"]), service("web")
+    slices = [endpoint("a.example", "10.1.0.1"), endpoint("b.example", hostname="db-0")]
+    records, problems, _unused = found(headless, other, slices=slices)
+    assert [(one[0].split(".")[0], one[2]) for one in records] == [
+        *(("db", "10.1.0.1"), ("web", "10.96.0.7"))
+    ]
+    assert problems == [
+        "shop/db: the endpoint 'a.example' is not an IP address",
+        "shop/db: the endpoint 'b.example' is not an IP address",
+    ]
+
+
+def test_one_service_cannot_use_up_the_records_of_all():
+    pods = [endpoint(f"10.1.{n // 250}.{n % 250}", hostname=f"db-{n}") for n in range(2000)]
+    records, problems, _unused = found(service("db", clusterIPs=["None"]), slices=pods)
+    assert len(records) == MOST_ADDRESSES + service_names.MOST_HOST_NAMES
+    assert len(problems) == 2 and "host names" in problems[1]
+
+
+def test_a_name_that_is_too_long_leaves_the_names_of_all_others():
+    zone = ".".join(["z" * 60] * 4)
+    made = service_names.records([service("w" * 63), service()], zone, lambda *_unused: [])
+    assert [one.name.split(".")[0] for one in made.records] == ["web"]
+    assert "would have" in made.problems[0]
+    headless = service(clusterIPs=["None"])
+    pods = [{"endpoints": [endpoint("10.1.0.1", hostname="h" * 63)]}]
+    made = service_names.records([headless], zone, lambda *_unused: pods)
+    assert len(made.records) == 1 and "the name of a pod would have" in made.problems[0]
+
+
+def test_pods_that_end_or_are_not_ready_have_no_name_in_any_slice():
+    def conditions(**said):
+        return {"conditions": said}
+
+    pods = [
+        endpoint("10.1.0.1"),
+        endpoint("10.1.0.2", **conditions(ready=False, serving=True, terminating=True)),
+        endpoint("10.1.0.3", **conditions(ready=False)),
+        endpoint("10.1.0.4", **conditions()),
+        {"addresses": ["fd01::5"]},
+        {"addresses": None, "conditions": None},
+    ]
+    parts = [{"endpoints": pods[:3]}, {"endpoints": pods[2:]}, {"endpoints": None}, {}]
+    made = service_names.records([service(clusterIPs=["None"])], ZONE, lambda *_unused: parts)
+    assert [one.value for one in made.records] == ["10.1.0.1", "10.1.0.4", "fd01::5"]
+
+
 def test_a_name_has_a_bounded_number_of_addresses():
     pods = [endpoint(f"10.56.1.{number}") for number in range(1, MOST_ADDRESSES + 2)]
     records, problems, _unused = found(service(clusterIPs=["None"]), slices=pods)

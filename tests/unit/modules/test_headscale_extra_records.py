@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ansible_module import Failed, run
@@ -46,6 +49,28 @@ def test_stale_names_go_and_all_others_stay_in_their_order(records):
     assert records.read() == [*OTHERS, WEB]
     assert records()["removed"] == [WEB["name"]]
     assert records.read() == OTHERS
+
+
+def test_a_link_to_the_file_stays_a_link(records, tmp_path):
+    real = tmp_path / "elsewhere.json"
+    real.write_text(json.dumps(OTHERS))
+    records.path.symlink_to(real)
+    records(WEB)
+    assert records.path.is_symlink() and json.loads(real.read_text()) == [*OTHERS, WEB]
+
+
+def test_runs_wait_for_each_other_and_keep_each_others_records(records):
+    records.path.write_text(json.dumps(OTHERS))
+    folder = os.open(records.path.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # as another run does while it works
+    with ThreadPoolExecutor(1) as workers:
+        done = workers.submit(records, WEB)
+        time.sleep(0.5)
+        assert not done.done()
+        records.path.write_text(json.dumps([*OTHERS, {**NAS, "name": "new.example"}]))
+        os.close(folder)
+        assert done.result()["others"] == len(OTHERS) + 1
+    assert [one["name"] for one in records.read()][-2:] == ["new.example", WEB["name"]]
 
 
 def test_an_address_that_changed_is_replaced(records):
