@@ -67,7 +67,9 @@ class _Clock(BaseHTTPRequestHandler):
         (-86400.0 * 9 - 60, "9d beh"),
     ],
 )
-def test_a_clock_that_differs_from_headscales_is_found(behind, told):
+def test_a_clock_that_differs_from_headscales_is_found(behind, told, monkeypatch):
+    monkeypatch.setattr(faults.shutil, "which", lambda _unused: None)
+    monkeypatch.setattr(faults, "TIMESYNCD", __file__)
     server = HTTPServer(("127.0.0.1", 0), _Clock)
     server.behind = behind
     Thread(target=server.serve_forever, daemon=True).start()
@@ -78,7 +80,20 @@ def test_a_clock_that_differs_from_headscales_is_found(behind, told):
         server.shutdown()
         server.server_close()
     assert [told in one.found for one in found] == ([True] if told else [])
-    assert [one.run for one in found] == (["timedatectl set-ntp true"] if told else [])
+    run = "timedatectl set-ntp true && systemctl restart systemd-timesyncd"
+    assert [one.run for one in found] == ([run] if told else [])
+
+
+def test_the_clock_is_set_by_the_time_service_that_the_node_has(monkeypatch):
+    monkeypatch.setattr(faults, "time_of", lambda _unused: 1_800_000_000.0)
+    monkeypatch.setattr(faults.shutil, "which", lambda _unused: None)
+    monkeypatch.setattr(faults, "TIMESYNCD", "/nowhere")
+    mine = config(headscale={"url": "http://127.0.0.1:1"})
+    [found] = faults.clock(mine)
+    assert found.run == "date -s @1800000000" and "install chrony" in found.means
+    monkeypatch.setattr(faults.shutil, "which", lambda name: f"/usr/bin/{name}")
+    [found] = faults.clock(mine)
+    assert found.run.startswith("systemctl restart chronyd") and "install" not in found.means
 
 
 def test_a_server_that_cannot_be_asked_is_no_wrong_clock():

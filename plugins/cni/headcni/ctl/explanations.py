@@ -385,8 +385,8 @@ FAULTS: Tuple[Explanation, ...] = (
         "clock-wrong",
         "The node's clock differs from the clock of Headscale's server by a minute or more. "
         "Certificates, keys and tokens count as expired or not yet valid.",
-        "Turn the synchronisation on: `timedatectl set-ntp true`. If the server's clock is "
-        "wrong, correct that one.",
+        "Run the command of the finding, which has the node's time service set the clock, and see "
+        "that the node reaches a time server. If the server's clock is wrong, correct that one.",
     ),
     Explanation(
         403,

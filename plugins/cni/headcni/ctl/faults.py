@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from .finding import CONTROLLER, SITE, Finding
 
 FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
 CLOCK_SECONDS = 60.0
+TIMESYNCD = "/usr/lib/systemd/systemd-timesyncd"
 HTTP_SECONDS = 3.0
 DNS_SECONDS = 3.0
 TAILNET_RESOLVERS = ("100.100.100.100", "fd7a:115c:a1e0::53")
@@ -96,9 +98,21 @@ def clock(config: DaemonConfig) -> Iterator[Finding]:
         yield Finding(
             "clock-wrong",
             f"the clock is {span(abs(ahead))} {way} the one of {url}",
-            "certificates, keys and tokens count as expired or not yet valid",
-            "timedatectl set-ntp true",
+            "certificates, keys and tokens count as expired or not yet valid"
+            + (
+                "" if _time_service() else ". No time service is installed: install chrony, for one"
+            ),
+            _time_service() or f"date -s @{theirs:.0f}",
         )
+
+
+def _time_service() -> str:
+    """The command that has this node's time service set the clock; empty if it has none."""
+    if shutil.which("chronyc"):
+        return "systemctl restart chronyd && chronyc waitsync 10 && chronyc makestep"
+    if os.path.exists(TIMESYNCD):
+        return "timedatectl set-ntp true && systemctl restart systemd-timesyncd"
+    return ""
 
 
 def time_of(url: str) -> Optional[float]:
