@@ -42,18 +42,6 @@ METRICS = (
     " print(u.urlopen('http://127.0.0.1:9001/metrics').read().decode())\""
 )
 
-SLOW_CLOCK = """
-import email.utils, http.server, time
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.send_response_only(200)
-        self.send_header("Date", email.utils.formatdate(time.time() - 7500, usegmt=True))
-        self.end_headers()
-
-http.server.HTTPServer(("", 8099), Handler).serve_forever()
-"""
-
 
 @dataclass(frozen=True)
 class Broken:
@@ -351,27 +339,6 @@ def test_the_pool_is_full_of_leaks(broken):
         broken.on("ip netns exec late ping -c 1 -W 1 " + broken.traffic.addresses["node2"])
     finally:
         broken.on(f"{CNITOOL} del headcni /run/netns/late; ip netns del late", check=False)
-
-
-def test_the_clock_is_wrong(broken):
-    """Nodes of the lab have the machine's clock, so it is the server's that differs here, and the
-    advice cannot be followed: it would set the machine's clock."""
-    url = broken.lab.inventory()["lab"]["vars"]["lab_headscale_url"]
-    wrong = url.rpartition(":")[0] + ":8099"
-    broken.lab.write("control", "/run/clock.py", SLOW_CLOCK.encode())
-    broken.lab.on("control", "systemd-run --quiet --unit=clock python3 /run/clock.py")
-    config = "/etc/headcni/config.yaml"
-    broken.on(f"cp {config} /run/config.yaml && sed -i 's#{url}#{wrong}#' {config}")
-    try:
-        broken.on("systemctl reload headcni-daemon")
-        found = broken.named("clock-wrong")
-        assert f"2h ahead of the one of {wrong}" in found["found"]
-        assert found["run"].startswith(("date -s @", "timedatectl ", "systemctl restart chronyd"))
-        status = lambda: broken.on("headcnictl status", check=False)  # noqa: E731
-        until(lambda: "FAULT: the clock is 2h ahead" in status(), 90, status, every=1)
-    finally:
-        broken.on(f"cp /run/config.yaml {config} && systemctl reload headcni-daemon")
-        broken.lab.on("control", "systemctl stop clock")
 
 
 def test_the_container_runtime_looks_elsewhere(broken):

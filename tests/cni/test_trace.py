@@ -201,6 +201,27 @@ def test_a_tunnel_that_is_too_narrow_is_named_and_its_command_widens_it(node, tr
     assert traced.hops(address, REMOTE)["first"]["name"] == ""
 
 
+def test_a_path_that_loses_large_packets_is_found(node, traced):
+    traced.mesh()
+    traced.tailscaled.known["TailscaleIPs"] = ["100.64.0.1"]
+    node.netns.ip("addr add 100.64.0.1/32 dev mesh0")
+    node.netns.ip("route add 100.64.0.2/32 dev mesh0")
+    node.outside.ip("addr add 100.64.0.2/32 dev lo")
+    node.outside.ip("route add 100.64.0.1/32 dev mesh0")
+
+    def found() -> list[str]:
+        return [one["found"] for one in traced.findings() if one["part"] == "path MTU"]
+
+    assert found() == []
+    drop = "chain f { type filter hook input priority 0; meta length > 1270 drop; }"
+    node.outside.run("nft", f"table inet narrow {{ {drop}; }}")
+    [said] = found()
+    assert said == "packets of 1280 bytes are lost on the way to n2, and small ones arrive"
+    node.outside.run("nft", "flush ruleset")
+    node.outside.ip("addr del 100.64.0.2/32 dev lo")
+    assert found() == [], "what cannot be reached at all is another fault"
+
+
 @pytest.mark.parametrize("kind", ["policy drop", "policy accept; drop"])
 def test_a_filter_of_another_program_is_named(node, traced, kind):
     address = node.add(node.conf()).address
