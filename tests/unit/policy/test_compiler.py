@@ -326,6 +326,40 @@ def test_on_other_nodes_the_last_pod_with_an_address_counts():
     assert not passes(compiler.desired, packet)
 
 
+def test_a_pod_that_lost_its_address_does_not_get_it_back_by_a_late_update():
+    client = pod("a", "client", 3, "db", node="far")
+    compiler = compiled(world_of([WEB, client], policy(FROM_DB)), [bound(WEB)])
+    packet = towards(WEB, client, iifname="tailscale0")
+    heir = pod("c", "heir", 3, "db", node="far")
+    compiler.pod_changed(heir.key, heir)
+    for late in (
+        client._replace(phase="Running"),
+        client._replace(labels={**client.labels, "tier": "2"}),
+        client._replace(ports=()),
+    ):
+        compiler.pod_changed(late.key, late)
+        assert not passes(compiler.desired, packet)
+    compiler.pod_changed(heir.key, heir._replace(labels={"app": "web"}))
+    assert not passes(compiler.desired, packet)
+    compiler.pod_changed(heir.key, None)
+    assert passes(compiler.desired, packet), "nobody else has it now"
+    compiler.pod_changed(client.key, None)
+    assert not passes(compiler.desired, packet) and compiler.peers == 2
+
+
+def test_an_address_that_many_claim_goes_from_the_last_to_the_one_before(compiler):
+    clients = [pod("a", f"c{n}", 3, "db", node="far") for n in range(4)]
+    for one in clients:
+        compiler.pod_changed(one.key, one)
+    everyone = sorted(one.key for one in clients)
+    for key in everyone[1:3] + everyone[3:]:
+        compiler.pod_changed(key, None)
+    packet = towards(WEB, clients[0], iifname="tailscale0")
+    assert passes(compiler.desired, packet)
+    compiler.pod_changed(clients[0].key, None)
+    assert not passes(compiler.desired, packet)
+
+
 def test_groups_of_pods_are_reached_only_while_nobody_is_isolated(compiler):
     mdns = Packet(str(MATE.addresses[0]), "224.0.0.251", UDP, 443, pkttype=2)
     assert not passes(compiler.desired, mdns)

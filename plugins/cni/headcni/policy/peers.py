@@ -54,11 +54,13 @@ class _Group:
 class _Member:
     """A pod that selectors can select, with the addresses that are its own."""
 
-    __slots__ = ("addresses", "group", "pod")
+    __slots__ = ("addresses", "group", "lost", "pod")
 
     def __init__(self, pod: Pod, group: _Group) -> None:
         self.pod, self.group = pod, group
         self.addresses: Dict[bytes, int] = {}  # and their IP versions
+        # Addresses that it still claims, and that a later pod has; None in most pods.
+        self.lost: Optional[Dict[bytes, int]] = None
 
     def numbers(self, name: PortName) -> Set[int]:
         return {one.number for one in self.pod.ports if (one.protocol, one.name) == name}
@@ -96,6 +98,7 @@ class Peers:
         self._desired, self._labels_of, self._on_numbers = desired, labels_of, on_numbers
         self._members: Dict[Key, _Member] = {}
         self._holders: Dict[bytes, Key] = {}  # whose an address is
+        self._losers: Dict[bytes, Dict[Key, None]] = {}  # who claims it, too; the last one at last
         self._groups: Dict[_GroupKey, _Group] = {}
         self._of_namespace: Dict[str, Dict[_GroupKey, _Group]] = {}
         self._labelled: Dict[Tuple[str, str], Set[_GroupKey]] = {}
@@ -114,24 +117,29 @@ class Peers:
     # Pods
 
     def put(self, pod: Pod, addresses: Iterable[Address]) -> None:
-        """A pod as it is now. An address that another pod had is taken from that."""
+        """A pod as it is now. An address that another pod had is taken from that, which does not
+        get it back by saying again that it has it: it is about to be deleted."""
         group = self._group_of(pod.namespace, pod.labels)
         before = self._members.get(pod.key)
         if before is not None and before.pod.ports == pod.ports and before.group is group:
             member = before
             member.pod = pod
         else:
-            self.remove(pod.key, keep_group=group)
+            lost = dict(before.lost or {}) if before is not None else {}
+            self.remove(pod.key, keep_group=group, pass_on=False)
             member = self._members[pod.key] = _Member(pod, group)
+            for packed, version in lost.items():
+                self._lose(member, packed, version)
             group.pods.add(pod.key)
             self._count_numbers(member, 1)
         self._assign(member, {one.packed: one.version for one in addresses})
 
-    def remove(self, key: Key, keep_group: Optional[_Group] = None) -> None:
+    def remove(self, key: Key, keep_group: Optional[_Group] = None, pass_on: bool = True) -> None:
+        """With `pass_on`, others that claim its addresses get them."""
         member = self._members.get(key)
         if member is None:
             return
-        self._assign(member, {})
+        self._assign(member, {}, pass_on)
         self._count_numbers(member, -1)
         del self._members[key]
         member.group.pods.discard(key)
@@ -141,10 +149,15 @@ class Peers:
     def holder(self, packed: bytes) -> Optional[Key]:
         return self._holders.get(packed)
 
-    def _assign(self, member: _Member, addresses: Dict[bytes, int]) -> None:
+    def _assign(self, member: _Member, addresses: Dict[bytes, int], pass_on: bool = True) -> None:
         key, had = member.pod.key, member.addresses
         gone = {packed: had[packed] for packed in had.keys() - addresses.keys()}
         come = {packed: addresses[packed] for packed in addresses.keys() - had.keys()}
+        for packed in list(member.lost or ()):
+            if packed in come and packed in self._holders:
+                del come[packed]
+            else:
+                self._find(member, packed)
         self._write(member, gone, False)
         for packed in gone:
             del had[packed]
@@ -154,9 +167,31 @@ class Peers:
             if other is not None:
                 self._write(other, {packed: version}, False)
                 other.addresses.pop(packed, None)
+                self._lose(other, packed, version)
             self._holders[packed] = key
             had[packed] = version
         self._write(member, come, True)
+        for packed, version in gone.items() if pass_on else ():
+            claimants = self._losers.get(packed)
+            if claimants:
+                heir = self._members[next(reversed(claimants))]
+                self._find(heir, packed)
+                self._holders[packed] = heir.pod.key
+                heir.addresses[packed] = version
+                self._write(heir, {packed: version}, True)
+
+    def _lose(self, member: _Member, packed: bytes, version: int) -> None:
+        member.lost = {**(member.lost or {}), packed: version}
+        self._losers.setdefault(packed, {})[member.pod.key] = None
+
+    def _find(self, member: _Member, packed: bytes) -> None:
+        """No longer lost."""
+        lost = dict(member.lost or {})
+        del lost[packed]
+        member.lost = lost or None
+        del self._losers[packed][member.pod.key]
+        if not self._losers[packed]:
+            del self._losers[packed]
 
     def _write(self, member: _Member, addresses: Dict[bytes, int], there: bool) -> None:
         if not addresses:
