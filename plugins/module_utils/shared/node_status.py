@@ -17,6 +17,8 @@ UNKNOWN = "?"
 KEY_DAYS = 7  # a key that expires sooner is a warning
 FULL_PERCENT = 90  # a pool that is fuller is a warning
 NAMES_SHOWN = 5
+# Findings that cut no pod off yet, or not at all. The alerts make the same difference.
+MILD = ("key-expires", "pod-cidr-guessed", "tailscaled-health")
 SHORT = {"peer-relay": "relay"}
 
 
@@ -42,7 +44,12 @@ def _ready(status: Mapping[str, Any]) -> str:
     """A node is ready for kubelet although pods may be cut off by a fault."""
     if not status["ready"]:
         return "NO"
-    return "FAULT" if status.get("faults") else "yes"
+    return "FAULT" if _grave(status) else "yes"
+
+
+def _grave(status: Mapping[str, Any]) -> bool:
+    """Whether a fault cuts pods off. A daemon of an earlier release does not look for faults."""
+    return any(fault["id"] not in MILD for fault in status.get("faults") or ())
 
 
 def problems(status: Mapping[str, Any]) -> list[str]:
@@ -60,10 +67,13 @@ def warnings(status: Mapping[str, Any], now: float) -> list[str]:
 
 
 def _faults(status: Mapping[str, Any]) -> Iterator[str]:
-    """What the daemon's last look has found. A daemon of an earlier release does not look."""
+    """What the daemon's last look has found. The key's expiry has a line of its own."""
     for fault in status.get("faults") or ():
+        if fault["id"] == "key-expires":
+            continue
+        word = "WARNING" if fault["id"] in MILD else "FAULT"
         run = f": {fault['run']}" if fault["run"] and fault["where"] == "node" else ""
-        yield f"FAULT: {fault['found']}{run or ': headcnictl diagnose has the command'}"
+        yield f"{word}: {fault['found']}{run or ': headcnictl diagnose has the command'}"
     if status.get("faults_problem"):
         yield str(status["faults_problem"])
 
@@ -176,6 +186,6 @@ def _rank(status: Mapping[str, Any] | str, now: float) -> int:
         return 0
     if not status["ready"]:
         return 1
-    if status.get("faults"):
+    if _grave(status):
         return 2
     return 3 if warnings(status, now) else 4

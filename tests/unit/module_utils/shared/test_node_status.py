@@ -106,3 +106,26 @@ def test_nodes_with_problems_come_first_each_with_its_reason():
 def test_a_firewall_that_could_not_be_told_is_marked():
     found = [{"name": "ufw", "ok": True}, {"name": "Docker", "ok": False}]
     assert cells(firewalls=found)["FIREWALL"] == "ufw,Docker!"
+
+
+def fault(id_: str, where: str = "node") -> dict[str, object]:
+    return {"id": id_, "found": f"it is {id_}", "run": "mend it", "where": where, "sure": True}
+
+
+def test_a_fault_is_in_the_row_and_below_it_with_its_command():
+    assert cells(faults=[])["READY"] == "yes"
+    assert cells(faults=[fault("logged-out", "controller")])["READY"] == "FAULT"
+    assert cells(ready=False, faults=[fault("logged-out")])["READY"] == "NO"
+    said = [fault("forwarding-off-ipv4"), fault("logged-out", "controller")]
+    assert node_status.warnings(status(faults=said), NOW) == [
+        "FAULT: it is forwarding-off-ipv4: mend it",
+        "FAULT: it is logged-out: headcnictl diagnose has the command",
+    ]
+
+
+def test_a_finding_that_cuts_nothing_off_is_only_a_warning():
+    mild = [fault("tailscaled-health"), fault("key-expires")]
+    assert cells(faults=mild)["READY"] == "yes"
+    assert node_status.warnings(status(faults=mild), NOW) == [
+        "WARNING: it is tailscaled-health: mend it"
+    ]
