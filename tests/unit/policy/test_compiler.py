@@ -347,6 +347,14 @@ def test_a_pod_that_lost_its_address_does_not_get_it_back_by_a_late_update():
     assert not passes(compiler.desired, packet) and compiler.peers == 2
 
 
+def test_a_pod_that_changes_its_labels_and_its_address_leaves_the_address_to_others(compiler):
+    client = pod("a", "client", 3, "db", node="far")
+    heir = pod("c", "heir", 3, "db", node="far")
+    for one in (client, heir, heir._replace(labels={"app": "x"}, addresses=())):
+        compiler.pod_changed(one.key, one)
+    assert passes(compiler.desired, towards(WEB, client, iifname="tailscale0"))
+
+
 def test_an_address_that_many_claim_goes_from_the_last_to_the_one_before(compiler):
     clients = [pod("a", f"c{n}", 3, "db", node="far") for n in range(4)]
     for one in clients:

@@ -121,11 +121,14 @@ class Peers:
         get it back by saying again that it has it: it is about to be deleted."""
         group = self._group_of(pod.namespace, pod.labels)
         before = self._members.get(pod.key)
+        had: Dict[bytes, int] = {}
         if before is not None and before.pod.ports == pod.ports and before.group is group:
             member = before
             member.pod = pod
         else:
-            lost = dict(before.lost or {}) if before is not None else {}
+            lost: Dict[bytes, int] = {}
+            if before is not None:
+                had, lost = dict(before.addresses), dict(before.lost or {})
             self.remove(pod.key, keep_group=group, pass_on=False)
             member = self._members[pod.key] = _Member(pod, group)
             for packed, version in lost.items():
@@ -133,6 +136,7 @@ class Peers:
             group.pods.add(pod.key)
             self._count_numbers(member, 1)
         self._assign(member, {one.packed: one.version for one in addresses})
+        self._pass_on(had)
 
     def remove(self, key: Key, keep_group: Optional[_Group] = None, pass_on: bool = True) -> None:
         """With `pass_on`, others that claim its addresses get them."""
@@ -171,9 +175,14 @@ class Peers:
             self._holders[packed] = key
             had[packed] = version
         self._write(member, come, True)
-        for packed, version in gone.items() if pass_on else ():
+        if pass_on:
+            self._pass_on(gone)
+
+    def _pass_on(self, addresses: Dict[bytes, int]) -> None:
+        """To the last one that claims them, if nobody has them."""
+        for packed, version in addresses.items():
             claimants = self._losers.get(packed)
-            if claimants:
+            if claimants and packed not in self._holders:
                 heir = self._members[next(reversed(claimants))]
                 self._find(heir, packed)
                 self._holders[packed] = heir.pod.key
