@@ -7,7 +7,6 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
-from cni_node import CniNode
 from policy_node import namespace_object, pod_object, policy_object
 
 from headcni.policy.explain import NODE, explain_version, pod_with
@@ -27,6 +26,7 @@ from tests.cni.test_policy_table import (
     expression,
     namespace,
     port,
+    staged,
 )
 
 ROUNDS, POLICIES, LINES = 6, 4, 40
@@ -36,14 +36,8 @@ NAMES = ("http", "alt", "udp", "sig", "nobody")
 
 @pytest.fixture(scope="module", params=["bridge", "routed"])
 def stage(request, plugins, tmp_path_factory):
-    node = CniNode.create(tmp_path_factory.mktemp("explain"), plugins)
-    try:
-        made = Stage(node, request.param)
-    except BaseException:
-        node.remove()
-        raise
-    yield made
-    made.remove()
+    with staged(tmp_path_factory.mktemp("explain"), plugins, request.param) as made:
+        yield made
 
 
 class Author:

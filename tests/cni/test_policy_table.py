@@ -8,7 +8,10 @@ ports (tests/support/agent.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -540,16 +543,22 @@ class Stage:
         self.node.remove()
 
 
-@pytest.fixture(scope="module", params=["bridge", "routed"])
-def stage(request, plugins, tmp_path_factory):
-    node = CniNode.create(tmp_path_factory.mktemp("policies"), plugins)
+@contextmanager
+def staged(folder: Path, plugins: Path, datapath: str) -> Iterator[Stage]:
+    node = CniNode.create(folder, plugins)
     try:
-        made = Stage(node, request.param)
+        made = Stage(node, datapath)
     except BaseException:
         node.remove()
         raise
     yield made
     made.remove()
+
+
+@pytest.fixture(scope="module", params=["bridge", "routed"])
+def stage(request, plugins, tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("policies"), plugins, request.param) as made:
+        yield made
 
 
 def _of(version: int, found: Any) -> Any:
