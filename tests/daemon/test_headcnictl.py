@@ -398,6 +398,7 @@ def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(sav
         *("-c", KILLED.replace("{place}", place), "restore", str(saved.file_of_backup)),
         *("--config", str(saved.file), "--cni-dir", str(saved.net_d)),
     )
+    env["TMPDIR"] = str(saved.node.tmp)  # what it cannot remove any more
     killed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     committed = settled == "was finished"
