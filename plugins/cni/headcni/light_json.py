@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from .record import TYPE_CHECKING
 
+__all__ = ["dumps", "loads"]
+
 if TYPE_CHECKING:
-    from json import dumps as dumps
-    from json import loads as loads
+    from json import dumps, loads
 else:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 

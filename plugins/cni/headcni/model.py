@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-
 from .record import TYPE_CHECKING, dataclass, field
 from .shared.modes import SOCKETS
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
     from typing import Any, Mapping, Optional, Tuple, TypeAlias, Union
 
 Address: TypeAlias = "Union[IPv4Address, IPv6Address]"

@@ -129,7 +129,7 @@ else:
             bound = _bound(names, defaults, values, named) if left > 0 else None
             if bound is not None:
                 for name, value in zip(names, bound):
-                    _set(self, name, value.default_factory() if type(value) is field else value)
+                    _set(self, name, value.default_factory() if isinstance(value, field) else value)
                 return
             cls.__init__ = _compiled_initializer(names, defaults, frozen)
             cls.__init__(self, *values, **named)

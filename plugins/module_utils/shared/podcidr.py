@@ -27,10 +27,14 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, NamedTuple
 
-from .cidr import Network as Network
-from .cidr import PodCidrError as PodCidrError
-from .cidr import parse_cidr as parse_cidr
-from .cidr import unfit_for_pods as unfit_for_pods
+from .cidr import Network, PodCidrError, parse_cidr, unfit_for_pods
+
+__all__ = [  # the callers' one place for pod CIDRs, with what the hot path imports from `cidr`
+    "Network",
+    "PodCidrError",
+    "parse_cidr",
+    "unfit_for_pods",
+]
 
 DEFAULT_CIDR = "10.244.0.0/24"
 K3S_CLUSTER_CIDR = "10.42.0.0/16"

@@ -7,7 +7,7 @@ whose network has no range in the table, are elements of the set of what they ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import collapse_addresses, ip_address, ip_interface, ip_network
 
@@ -31,6 +31,7 @@ from .netlink import Request, netfilter
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Mapping
     from typing import Any, Tuple, TypeAlias
 
 # The set of an access, and the addresses in it.

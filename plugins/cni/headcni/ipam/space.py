@@ -7,7 +7,7 @@ from every range that has it, and returned to every such range.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from ipaddress import ip_network
 
 from ..errors import INVALID_CONFIG, CniError
@@ -17,6 +17,7 @@ from .pool import Interval, describe, gateways, usable, without
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
     from typing import TypeAlias
 
 Db: TypeAlias = "sqlite3.Connection"
