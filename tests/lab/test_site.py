@@ -169,7 +169,9 @@ def test_verification_shows_a_relayed_path_and_what_relays_it(site, first):
     with only_relayed(site.lab, "node2"):
         found = site.verify()
     for pair in ("node1 -> node2", "node2 -> node1"):
-        assert re.search(rf"{pair} +relayed +[\d.]+ ms +DERP region \w+ \(999\)", found.output)
+        assert re.search(
+            rf"{pair} +relayed +[\d.]+ ms +\d+ % +1280 +DERP region \w+ \(999\)", found.output
+        )
     assert "a relayed path is slower: let UDP through" in " ".join(found.output.split())
     for node, other in (NODES, NODES[::-1]):
         site.lab.wait(node, f"tailscale ping --until-direct -c 20 {other} >/dev/null")
