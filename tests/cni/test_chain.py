@@ -19,6 +19,11 @@ def conflist(node, *others, **changes):
     }
 
 
+def host_local(node):
+    """What delegates get as their IPAM by default, but with a folder of the test's own."""
+    return {"type": "host-local", "dataDir": str(node.tmp / "networks")}
+
+
 PORTMAP = {"type": "portmap", "capabilities": {"portMappings": True}}
 BANDWIDTH = {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000}
 FIREWALL = {"type": "firewall", "backend": "iptables"}
@@ -41,7 +46,10 @@ def test_portmap_bandwidth_firewall_and_tuning_work_after_us(node, datapath):
 
 def test_a_delegate_gets_its_addresses_and_mtu_from_us(node):
     conf = node.conf(
-        delegate={"type": "bridge", "bridge": "cni0"}, ipam=None, mtu=1300, ipMasq=False
+        delegate={"type": "bridge", "bridge": "cni0"},
+        ipam=host_local(node),
+        mtu=1300,
+        ipMasq=False,
     )
     pod = node.pod()
     result = node.add(conf, pod).ok
@@ -55,7 +63,7 @@ def test_a_delegate_gets_its_addresses_and_mtu_from_us(node):
 
 def test_a_chain_of_delegates_runs_in_order_and_goes_in_reverse(node):
     conf = node.conf(
-        ipam=None, ipMasq=False, plugins=[{"type": "bridge", "bridge": "cni0"}, TUNING]
+        ipam=host_local(node), ipMasq=False, plugins=[{"type": "bridge", "bridge": "cni0"}, TUNING]
     )
     pod = node.pod()
     result = node.add(conf, pod).ok
@@ -69,7 +77,9 @@ def test_a_chain_of_delegates_runs_in_order_and_goes_in_reverse(node):
 
 def test_a_delegate_that_fails_rolls_back_those_before_it(node):
     bad = {"type": "tuning", "sysctl": {"net.no.such.thing": "1"}}
-    conf = node.conf(ipam=None, ipMasq=False, plugins=[{"type": "bridge", "bridge": "cni0"}, bad])
+    conf = node.conf(
+        ipam=host_local(node), ipMasq=False, plugins=[{"type": "bridge", "bridge": "cni0"}, bad]
+    )
     pod = node.pod()
     error = node.add(conf, pod).error
     assert "tuning" in error["msg"]
@@ -88,7 +98,9 @@ def test_a_delegate_that_hangs_is_ended_and_named(node, tmp_path):
 
 
 def test_gc_reaches_the_delegates(node):
-    conf = node.conf(ipam=None, ipMasq=False, delegate={"type": "bridge", "bridge": "cni0"})
+    conf = node.conf(
+        ipam=host_local(node), ipMasq=False, delegate={"type": "bridge", "bridge": "cni0"}
+    )
     keep, drop = node.pod(), node.pod()
     result = node.add(conf, keep).ok
     node.add(conf, drop).succeeds()
