@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -140,7 +140,7 @@ class Playbooks:
     ) -> subprocess.CompletedProcess[str]:
         if not self.program:
             raise NoAnswerError("there is no ansible-playbook on the PATH: activate its venv")
-        command = [self.program, *self.options, "--extra-vars", json.dumps(given)]
+        command = [self.program, *self.options, "--extra-vars", json.dumps(_literal(given))]
         command.append(f"{self.home}/playbooks/{name}")
         with (
             tempfile.TemporaryFile("w+") as output,
@@ -158,6 +158,16 @@ class Playbooks:
                 raise
             output.seek(0)
             return subprocess.CompletedProcess(command, worker.returncode, output.read())
+
+
+def _literal(value: Any) -> Any:
+    """The value with texts that Ansible does not take for templates, which could run anything on
+    the controller. Some words are what a node has answered."""
+    if isinstance(value, Mapping):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return {"__ansible_unsafe": value} if isinstance(value, str) else value
 
 
 def _end(worker: subprocess.Popen[Any]) -> None:
@@ -216,13 +226,23 @@ def _by_address(run: Playbooks, words: Sequence[str], file: Path) -> list[str]:
         return [*ends, *options]
     pods: dict[str, list[str]] = {}
     for one in _ask(run, ["pods", "--json"], file).values():
-        for pod in _in_json(one).get("answer") or []:
-            pods.setdefault(f"{pod['namespace']}/{pod['pod']}", pod["addresses"])
+        for name, addresses in _pods_in(_in_json(one).get("answer")):
+            pods.setdefault(name, addresses)
     unknown = [end for end in ends if not _version(end) and end not in pods]
     if unknown:
         raise NoAnswerError(f"no node has a pod {unknown[0]!r}: expected namespace/name")
     family = next(filter(None, map(_version, ends)), 0)
     return [*(end if _version(end) else _one_of(pods[end], family) for end in ends), *options]
+
+
+def _pods_in(answer: Any) -> Iterator[tuple[str, list[str]]]:
+    """Name and addresses of each pod, without those that a node of another release, or a hostile
+    one, describes in another way."""
+    for pod in answer if isinstance(answer, list) else ():
+        with suppress(KeyError, TypeError):
+            addresses = [one for one in pod["addresses"] if isinstance(one, str) and _version(one)]
+            if addresses:
+                yield f"{pod['namespace']}/{pod['pod']}", addresses
 
 
 def _one_of(addresses: Sequence[str], family: int) -> str:

@@ -14,15 +14,17 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_collections.headcni.mesh.plugins.plugin_utils import mesh_command
 from lab_command import CHECKOUT
 from patience import until
 
 STUB = """#!{python}
 import json, os, sys, time
 given = {{}}
+as_text = lambda one: one.get("__ansible_unsafe", one)
 for at, word in enumerate(sys.argv):
     if word == "--extra-vars":
-        given = json.loads(sys.argv[at + 1])
+        given = json.loads(sys.argv[at + 1], object_hook=as_text)
 with open({log!r}, "a") as log:
     log.write(json.dumps({{"argv": sys.argv[1:], "given": given}}) + "\\n")
 plan = json.load(open({plan!r}))
@@ -176,6 +178,38 @@ def test_trace_finds_pods_by_name_on_whatever_node_they_are(controller):
     assert controller.runs[-1]["given"]["headcni_ask"] == ["trace", "fd00::9", "fd00::3"]
     done = controller("trace", "shop/web-3", "10.1.0.2", answers=answers)
     assert done.returncode == 3 and "no node has a pod 'shop/web-3'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [{"namespace": "a", "pod": "one", "addresses": ["{{ lookup('pipe', 'id') }}"]}],
+        [{"namespace": "a", "pod": "one", "addresses": ["--config=/etc/shadow"]}],
+        [{"namespace": "a", "pod": "one", "addresses": []}],
+        [{"namespace": "a"}],
+        {"pods": 1},
+        [7],
+    ],
+)
+def test_a_node_that_lies_about_its_pods_decides_nothing(controller, answer):
+    answers = {"bad": said(json.dumps(answer)), "none": said("7")}
+    done = controller("trace", "a/one", "10.0.0.2", answers=answers)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no node has a pod 'a/one'" in done.stderr
+    assert len(controller.runs) == 1
+
+
+def test_ansible_takes_words_as_they_are_and_runs_nothing_in_them(tmp_path):
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks/show.yml").write_text(
+        "[{hosts: localhost, gather_facts: false, tasks: [{debug: {msg: '{{ words }}'}}]}]"
+    )
+    args = mesh_command._parser().parse_args(["-i", "localhost,", "routes"])
+    word = "{{ lookup('pipe', 'expr 40 + 2') }}"
+    done = mesh_command.Playbooks(args, str(tmp_path), "")("show.yml", {"words": [word]}, 60)
+    assert done.returncode == 0, done.stdout
+    assert "expr 40 + 2" in done.stdout
+    assert "42" not in done.stdout
 
 
 def test_wrong_usage_is_told_once(controller):
