@@ -386,7 +386,7 @@ sys.exit(main.main(sys.argv[1:]))
         ('(restore, "_insert")', "had not changed anything, was removed"),
         ('(restore, "_finish")', "was finished"),
         ('(restore.conflist, "write")', "was finished"),
-        ('(restore.shutil, "rmtree")', "was finished"),
+        ('(restore, "_forget")', "was finished"),
     ],
 )
 def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(saved, place, settled):
@@ -398,9 +398,9 @@ def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(sav
         *("-c", KILLED.replace("{place}", place), "restore", str(saved.file_of_backup)),
         *("--config", str(saved.file), "--cni-dir", str(saved.net_d)),
     )
-    env["TMPDIR"] = str(saved.node.tmp)  # what it cannot remove any more
     killed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    (left,) = (saved.node.tmp / "data").glob("copy-*")
     committed = settled == "was finished"
     assert ("web" in addresses(saved)) == committed
     if not committed:
@@ -412,6 +412,7 @@ def test_a_restore_that_is_killed_anywhere_is_undone_or_finished_by_the_next(sav
     assert done.returncode == (1 if late else 0), done.stdout + done.stderr
     assert saved.file.read_text() == (changed if late else original)
     assert not (saved.node.tmp / "data/restore").exists()
+    assert not left.exists()
     assert ("late" in addresses(saved)) == bool(late)
 
 

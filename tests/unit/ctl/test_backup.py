@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import sqlite3
 import tarfile
 
 import pytest
 
 from headcni import schema
-from headcni.ctl import backup, restore
+from headcni.ctl import backup, new_file, restore
 from headcni.ctl import main as ctl
 from headcni.database import FILE_NAME
 from headcni.store import Store
@@ -177,3 +179,51 @@ def test_a_broken_store_is_replaced_by_the_backups(node):
     assert (node.data / FILE_NAME).read_bytes().startswith(b"broken")
     code, said = node("restore", node.file)
     assert code == 0, said
+
+
+def test_copies_of_the_store_are_beside_it_and_removed_by_the_next_command(node):
+    """A killed command cannot remove its copy. One that runs keeps its own."""
+    killed = node.data / "copy-killed"
+    killed.mkdir()
+    (killed / FILE_NAME).write_bytes(b"secret")
+    outside = node.data.parent / "outside"
+    outside.mkdir()
+    (node.data / "copy-link").symlink_to(outside)
+    with new_file.scratch(str(node.data)) as running:
+        assert not killed.exists()
+        for words in (("--check",), ()):
+            assert node("restore", node.file, *words)[0] == 0
+        assert [one.name for one in node.data.glob("copy-*") if not one.is_symlink()] == [
+            os.path.basename(running)
+        ]
+        assert os.stat(running).st_mode & 0o777 == 0o700
+    assert outside.is_dir()
+    assert not os.path.exists(running)
+
+
+def test_a_check_on_a_node_without_a_store_leaves_nothing(node):
+    shutil.rmtree(node.data)
+    assert node("restore", node.file, "--check")[0] == 0
+    assert not node.data.exists()
+
+
+def test_a_restore_that_was_killed_while_it_removed_its_files_is_finished(node, monkeypatch):
+    """All is in place. The next restore must not look for files that are gone."""
+
+    really = shutil.rmtree
+
+    def killed(folder: str, **options: bool) -> None:
+        if os.path.basename(folder) == restore.FOLDER:
+            os.unlink(os.path.join(folder, "config.yaml"))
+            raise KeyboardInterrupt
+        really(folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restore.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            node("restore", node.file)
+    assert (node.data / restore.FOLDER).exists()
+    code, said = node("restore", node.file)
+    assert code == 0, said
+    assert "an interrupted restore was finished" in said
+    assert not (node.data / restore.FOLDER).exists()

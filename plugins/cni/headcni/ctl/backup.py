@@ -12,12 +12,11 @@ import json
 import os
 import sqlite3
 import tarfile
-import tempfile
 import time
 import zlib
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Optional
 
 from .. import __version__
 from .. import settings as configuration
@@ -28,7 +27,7 @@ from ..shared import conflist
 from ..shared.podcidr import PodCidrError
 from . import node
 from .main import OK, CannotTell, show
-from .new_file import add, new_file
+from .new_file import add, new_file, scratch
 
 FORMAT = 1
 MANIFEST, STORE_FILE, CONFIG_FILE = "manifest.json", FILE_NAME, "config.yaml"
@@ -38,11 +37,12 @@ COPY_SECONDS = 30.0
 
 
 class Backup(NamedTuple):
-    """What a backup has, apart from the store, which is a file."""
+    """What a backup has. The store is a file."""
 
     manifest: Mapping[str, Any]
     config: Optional[bytes]
     conflist: Optional[bytes]
+    store: str
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +75,12 @@ def write(file: BinaryIO, config: DaemonConfig, path: str, cni_dir: str) -> Dict
     """Write the backup, and return its manifest."""
     texts = {CONFIG_FILE: path, conflist.NAME: os.path.join(cni_dir, conflist.NAME)}
     parts = {name: text for name, where in texts.items() if (text := _text(where)) is not None}
-    with tempfile.TemporaryDirectory(prefix="headcni-backup-") as folder:
+    source = os.path.join(config.daemon.data_dir, FILE_NAME)
+    if not os.path.exists(source):
+        raise CniError(STORE, f"there is no store at {source}", "no pod has been here")
+    with scratch(config.daemon.data_dir) as folder:
         copy = os.path.join(folder, STORE_FILE)
-        _copy_store(os.path.join(config.daemon.data_dir, FILE_NAME), copy)
+        _copy_store(source, copy)
         with closing(sqlite3.connect(copy)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             (pods,) = db.execute("SELECT count(*) FROM attachment").fetchone()
@@ -108,11 +111,12 @@ def write(file: BinaryIO, config: DaemonConfig, path: str, cni_dir: str) -> Dict
     return manifest
 
 
-def read(path: str, folder: str) -> Backup:
-    """Check the backup, and put its store into the folder; CniError if it is none or damaged."""
+def read(path: str, place: Callable[[Optional[bytes]], str]) -> Backup:
+    """Check the backup, and put its store into the folder that `place` chooses by the backup's
+    settings; CniError if it is none or damaged."""
     try:
         with tarfile.open(path, "r:gz") as archive:
-            return _read(archive, folder)
+            return _read(archive, place)
     except (tarfile.TarError, EOFError, zlib.error, ValueError, KeyError, TypeError) as problem:
         raise CniError(INVALID_CONFIG, f"{path} is not a complete backup", str(problem)) from None
     except OSError as problem:
@@ -121,8 +125,9 @@ def read(path: str, folder: str) -> Backup:
         raise CannotTell(f"{path} cannot be read: {problem.strerror}") from None
 
 
-def _read(archive: tarfile.TarFile, folder: str) -> Backup:
+def _read(archive: tarfile.TarFile, place: Callable[[Optional[bytes]], str]) -> Backup:
     found: Dict[str, bytes] = {}
+    path = ""
     manifest: Dict[str, Any] = {}
     while (member := archive.next()) is not None:
         content = archive.extractfile(member)
@@ -132,6 +137,7 @@ def _read(archive: tarfile.TarFile, folder: str) -> Backup:
             or content is None
             or member.name in found
             or first != (member.name == MANIFEST)
+            or path  # the store comes last
         ):
             raise ValueError(f"{member.name[:80]!r} is not expected there")
         if member.size > (LARGEST if member.name == STORE_FILE else LARGEST_TEXT):
@@ -142,10 +148,11 @@ def _read(archive: tarfile.TarFile, folder: str) -> Backup:
                 raise ValueError(f"format {manifest['format']!r} is of another release")
             continue
         if member.name == STORE_FILE:
-            with open(os.path.join(folder, STORE_FILE), "xb") as store:
+            path = os.path.join(place(found.get(CONFIG_FILE)), STORE_FILE)
+            with open(path, "xb") as store:
                 while piece := content.read(1 << 20):
                     store.write(piece)
-            digest, found[STORE_FILE] = _digest(store.name), b""
+            digest, found[STORE_FILE] = _digest(path), b""
         else:
             found[member.name] = content.read()
             digest = hashlib.sha256(found[member.name]).hexdigest()
@@ -154,7 +161,7 @@ def _read(archive: tarfile.TarFile, folder: str) -> Backup:
     missing = {STORE_FILE, *manifest["files"]} - set(found)
     if missing:
         raise ValueError(f"{', '.join(sorted(missing))} missing")
-    return Backup(manifest, found.get(CONFIG_FILE), found.get(conflist.NAME))
+    return Backup(manifest, found.get(CONFIG_FILE), found.get(conflist.NAME), path)
 
 
 def pod_cidrs(config: DaemonConfig) -> List[str]:
@@ -188,8 +195,6 @@ def intact(path: str) -> int:
 
 
 def _copy_store(source: str, copy: str) -> None:
-    if not os.path.exists(source):
-        raise CniError(STORE, f"there is no store at {source}", "no pod has been here")
     until = time.monotonic() + COPY_SECONDS
 
     def check(_status: int, _left: int, _total: int) -> None:

@@ -17,12 +17,11 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from ipaddress import ip_address
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from .. import repair, schema
 from .. import settings as configuration
@@ -38,7 +37,7 @@ from . import backup, node
 from .backup import Backup
 from .daemon_client import asked
 from .main import NO, OK, CannotTell, read, show
-from .new_file import new_file
+from .new_file import new_file, scratch
 from .terminal import BAD, GOOD, paint
 
 FOLDER, RECORD, MARK = "restore", "record.json", "restore"
@@ -80,33 +79,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="headcni-restore-") as folder:
-        made = backup.read(args.file, folder)
-        config = _settings(args, made)
+    with ExitStack() as until_the_end:
+
+        def place(config: Optional[bytes]) -> str:
+            data_dir = _settings(args, config).daemon.data_dir
+            return until_the_end.enter_context(scratch(data_dir))
+
+        made = backup.read(args.file, place)
+        config = _settings(args, made.config)
         data_dir = config.daemon.data_dir
-        reasons = _unfit(args, made, folder)
+        reasons = _unfit(args, made)
         if args.check:
-            reasons += _compared_only(data_dir, folder) if not reasons else []
+            reasons += _compared_only(data_dir, made.store) if not reasons else []
             return _say(args, made, reasons, "", [])
         if reasons:
             return _say(args, made, reasons, "", [])
         _refuse_if_running(args, config)
-        os.makedirs(data_dir, mode=0o700, exist_ok=True)
         with _alone(data_dir):
             settled = settle(data_dir)
             undo = _keep_undo(args, config)
             try:
-                done = _restore(args, made, data_dir, folder)
+                done = _restore(args, made, data_dir)
             except Refused as refused:
                 return _say(args, made, refused.reasons, settled, [])
         return _say(args, made, [], settled, done, undo)
 
 
-def _settings(args: argparse.Namespace, made: Backup) -> DaemonConfig:
+def _settings(args: argparse.Namespace, text: Optional[bytes]) -> DaemonConfig:
     """The settings that will hold; CniError if the backup's have mistakes."""
-    if made.config is None:
+    if text is None:
         return node.load(args)
-    config, found = configuration.parse(made.config)
+    config, found = configuration.parse(text)
     if found:
         raise CniError(
             INVALID_CONFIG, "the backup's config.yaml is not valid here", str(found[0].path)
@@ -114,7 +117,7 @@ def _settings(args: argparse.Namespace, made: Backup) -> DaemonConfig:
     return config
 
 
-def _unfit(args: argparse.Namespace, made: Backup, folder: str) -> List[str]:
+def _unfit(args: argparse.Namespace, made: Backup) -> List[str]:
     """Why this backup is not of this node, or not for this release."""
     reasons = []
     here = os.uname().nodename
@@ -132,7 +135,7 @@ def _unfit(args: argparse.Namespace, made: Backup, folder: str) -> List[str]:
             reasons.append(
                 f"its daemon.dataDir is {there}, and this node's is {present.daemon.data_dir}"
             )
-    version = backup.intact(os.path.join(folder, FILE_NAME))
+    version = backup.intact(made.store)
     if version > len(schema.MIGRATIONS):
         reasons.append(
             f"its store has schema {version}, and this release knows schemas up to "
@@ -194,6 +197,9 @@ def settle(data_dir: str) -> str:
         if record and committed == record["id"]:
             _finish(store, folder, record)
             return "an interrupted restore was finished"
+        if committed and not record:  # all was in place, and it was about to remove this folder
+            _forget(store, folder)
+            return "an interrupted restore was finished"
     shutil.rmtree(folder)
     return "an interrupted restore, which had not changed anything, was removed"
 
@@ -203,8 +209,8 @@ def _marked(db: sqlite3.Connection) -> str:
     return str(row[0]) if row else ""
 
 
-def _restore(args: argparse.Namespace, made: Backup, data_dir: str, folder: str) -> List[str]:
-    rows, theirs = _backed_up(folder)
+def _restore(args: argparse.Namespace, made: Backup, data_dir: str) -> List[str]:
+    rows, theirs = _backed_up(made.store)
     with Store.in_directory(data_dir) as store:
         prepared, record = _prepare(args, made, data_dir)
         try:
@@ -245,16 +251,21 @@ def _finish(store: Store, folder: str, record: Mapping[str, Any]) -> List[str]:
         except conflist.ConflistError as problem:
             raise CniError(CONFLIST, "the conflist is not restored", str(problem)) from None
         done.append(os.path.join(record["cni_dir"], conflist.NAME))
-    shutil.rmtree(folder)
-    store.atomically(lambda db: db.execute("DELETE FROM meta WHERE key = ?", (MARK,)))
+    os.unlink(os.path.join(folder, RECORD))  # first: without the files it could not be repeated
+    _forget(store, folder)
     return done
 
 
-def _backed_up(folder: str) -> Tuple[Rows, Known]:
+def _forget(store: Store, folder: str) -> None:
+    shutil.rmtree(folder)
+    store.atomically(lambda db: db.execute("DELETE FROM meta WHERE key = ?", (MARK,)))
+
+
+def _backed_up(path: str) -> Tuple[Rows, Known]:
     """The rows of the backup's store. Opening it brings its schema up to date, and drops what
     belonged to an earlier boot."""
     try:
-        with Store(os.path.join(folder, FILE_NAME)) as store:
+        with Store(path) as store:
             return store.read(lambda db: (_rows(db), _known(db)))
     except StoreTooNew as problem:
         raise Refused([problem.details or str(problem)]) from None
@@ -367,9 +378,9 @@ def _name(mine: Known, key: Key) -> str:
     return f"pod {name}" if name else f"container {key[1][:12]}"
 
 
-def _compared_only(data_dir: str, folder: str) -> List[str]:
+def _compared_only(data_dir: str, copy: str) -> List[str]:
     """The reasons against it, without a change of the store."""
-    _unused, theirs = _backed_up(folder)
+    _unused, theirs = _backed_up(copy)
     mine, unverified = Known({}, {}), True
     path = os.path.join(data_dir, FILE_NAME)
     if os.path.exists(path):
