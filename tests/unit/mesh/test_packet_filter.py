@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from ipaddress import ip_network
 
 import pytest
@@ -69,3 +70,23 @@ def test_another_answer_is_refused(rules, tmp_path):
     rules()
     with pytest.raises(CniError, match="is no list"):
         LocalApi(str(tmp_path / "sock")).read_list("packet-filter", "status")
+
+
+def test_rules_for_thousands_of_nodes_are_compared_in_no_time(rules):
+    """The daemon does it every minute."""
+    nodes = [f"100.64.{n >> 8}.{n & 255}" for n in range(5000)]
+    many = [{**ANYTHING, "Srcs": [*nodes, f"10.9.{n}.0/24"]} for n in range(40)]
+    known = rules(*many)
+    asked = [ip_network(f"10.9.{n}.0/24") for n in range(200)]
+    began = time.process_time()
+    allowed = [packet_filter.allows(known, one, PODS) for one in asked]
+    took = time.process_time() - began
+    assert allowed == [n < 40 for n in range(200)]
+    print(f"{took:.2f} s")
+    assert took < 5
+
+
+def test_sources_may_have_host_bits_or_be_no_prefixes(rules):
+    some = {**ANYTHING, "Srcs": ["10.9.2.7/24", "10.0.0.0/40", "x", "10.0.0.0/-1", "fd00::1/0"]}
+    assert packet_filter.allows(rules(some), ip_network("10.9.2.128/25"), PODS)
+    assert not packet_filter.allows(rules(some), ip_network("10.9.3.0/24"), PODS)

@@ -7,6 +7,7 @@ receives, so whether another node accepts a packet is known only there.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..model import Network
@@ -20,10 +21,33 @@ ICMP, TCP, UDP, ICMP6 = "icmp", "tcp", "udp", "ipv6-icmp"
 _NAMES = {"1": ICMP, "6": TCP, "17": UDP, "58": ICMP6}
 
 
+class Prefixes:
+    """Prefixes by their length: a rule of a large tailnet has one for each address of each node,
+    and the daemon asks for many networks every minute."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._known: dict[tuple[int, int], set[Prefix]] = {}
+        for text in texts:
+            with suppress(OSError, ValueError):
+                prefix = Prefix.parse(text)
+                if not 0 <= prefix.length <= len(prefix.address) * 8:
+                    continue
+                known = self._known.setdefault((prefix.family, prefix.length), set())
+                known.add(prefix.shortened(prefix.length))
+
+    def cover(self, network: Network) -> bool:
+        wanted = Prefix.parse(str(network))
+        return any(
+            wanted.shortened(length) in known
+            for (family, length), known in self._known.items()
+            if family == wanted.family and length <= wanted.length
+        )
+
+
 class Allowed(NamedTuple):
     """A rule. Destinations are prefixes, each with a range of ports."""
 
-    sources: tuple[str, ...]
+    sources: Prefixes
     destinations: tuple[tuple[str, int, int], ...]
     protocols: tuple[str, ...]
 
@@ -31,12 +55,16 @@ class Allowed(NamedTuple):
 def read(api: LocalApi) -> tuple[Allowed, ...]:
     """Needs root."""
     found = api.read_list("packet-filter", "debug-packet-filter-matches")
-    return tuple(_rule(rule) for rule in found[:MOST_RULES] if isinstance(rule, dict))
+    sources: dict[tuple[str, ...], Prefixes] = {}  # most rules have the sources of another one
+    return tuple(_rule(rule, sources) for rule in found[:MOST_RULES] if isinstance(rule, dict))
 
 
-def _rule(found: dict[str, Any]) -> Allowed:
+def _rule(found: dict[str, Any], sources: dict[tuple[str, ...], Prefixes]) -> Allowed:
+    texts = tuple(map(str, found.get("Srcs") or ()))
+    if texts not in sources:
+        sources[texts] = Prefixes(texts)
     return Allowed(
-        tuple(map(str, found.get("Srcs") or ())),
+        sources[texts],
         tuple(
             (str(one.get("Net")), int(ports.get("First", 0)), int(ports.get("Last", 65535)))
             for one in found.get("Dsts") or ()
@@ -53,11 +81,11 @@ def allows(
     port that is allowed."""
     return any(
         protocol in rule.protocols
-        and any(_covers(prefix, src) for prefix in rule.sources)
         and any(
             _covers(prefix, dst) and (not port or low <= port <= high)
             for prefix, low, high in rule.destinations
         )
+        and rule.sources.cover(src)
         for rule in rules
     )
 
