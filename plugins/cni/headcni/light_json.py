@@ -43,7 +43,7 @@ else:
             value, end = make_scanner(_Context(object_pairs_hook))(body, 0)
             if end == len(body):
                 return value
-        except (StopIteration, ValueError):
+        except (StopIteration, ValueError, SystemError):  # the last if json is not imported
             pass
         import json
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -61,30 +64,68 @@ def test_bytes_have_the_same_value_or_error(data):
     both("loads", data)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            " ",
-            "nul",
-            "[1,]",
-            '{"a":1,}',
-            "{} x",
-            "1 2",
-            '"\n"',
-            '"\\x"',
-            "\ufeff{}",
-            "[" * 9999,
-        ),
-        *('{"a": 1, "a": 2}', "NaN", "-Infinity", "1e999", "0" * 5000, "9" * 5000, '"\\ud800"'),
-    ],
-    ids=lambda text: text[:12],
-)
+PARTICULAR = [
+    *(
+        "",
+        " ",
+        "{",
+        "nul",
+        "[1,]",
+        '{"a":1,}',
+        '{"a" 1}',
+        "{} x",
+        "1 2",
+        '"',
+        '"\n"',
+        '"\\x"',
+        '"\\u12"',
+    ),
+    *(
+        "\ufeff{}",
+        "[" * 9999,
+        '{"a": 1, "a": 2}',
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "0" * 5000,
+        "9" * 5000,
+    ),
+    '"\\ud800"',
+]
+# Runs where nobody has imported json before.
+ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from headcni.light_json import loads
+assert "json" not in sys.modules
+try:
+    loads(sys.stdin.read())
+except Exception as problem:
+    print(type(problem).__module__, type(problem).__name__, problem)
+"""
+
+
+@pytest.mark.parametrize("text", PARTICULAR, ids=lambda text: text[:12])
 def test_particular_texts_have_the_same_value_or_error(text):
     both("loads", text)
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "utf-32-be"):
         both("loads", text.encode(encoding, "surrogatepass"))
+
+
+@pytest.mark.parametrize(
+    "text", [one for one in PARTICULAR if one.isascii()], ids=lambda one: one[:12]
+)
+def test_a_process_that_has_not_imported_json_gets_the_same_error(text):
+    """The parts in C look for json's own exception among the imported modules."""
+    try:
+        json.loads(text)
+        said = ""
+    except Exception as problem:
+        said = f"{type(problem).__module__} {type(problem).__name__} {problem}\n"
+    runtime = Path(light_json.__file__).parents[1]
+    command = [sys.executable, "-IS", "-c", ALONE, runtime]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (said, "")
 
 
 def test_what_json_cannot_write_has_the_same_error():
