@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,10 @@ def test_a_fault_is_told_until_it_is_gone_and_notes_are_left_out(looking):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import time; time.sleep(60)", "timed out"),
+        ("import time; time.sleep(60)", "diagnose did not end within"),
+        ("import os; os.kill(os.getpid(), 9)", "diagnose was ended by signal 9"),
+        ("raise RuntimeError('a bug')", "diagnose: no answer, with exit code 1"),
+        ('print(\'{"error": "1 mistake"}\'); raise SystemExit(1)', "diagnose: 1 mistake"),
         ("print('no JSON')", "could not be looked for"),
         ("print('[]')", "could not be looked for"),
         ("print('x' * (1 << 21))", "the answer has"),
@@ -65,6 +69,36 @@ def test_a_look_that_fails_is_told_and_the_next_one_is_tried(looking, text, said
     assert made.status()["faults_problem"] == made.problem
     finds(program, CLOCK)
     until(lambda: made.found and not made.problem)
+
+
+def test_a_look_that_never_ends_is_told(looking, monkeypatch):
+    """Such as one that waits in the kernel, where it cannot be killed."""
+    made, _unused = looking
+    until(lambda: made.looked_at > 0)
+    assert made.status()["faults_problem"] == ""
+    monkeypatch.setattr(made, "_look", lambda: time.sleep(60))
+    monkeypatch.setattr(faults, "STALE_SECONDS", 0.5)
+    until(lambda: "the last look ended" in made.status()["faults_problem"])
+
+
+def test_the_daemon_comes_before_the_look_for_faults(looking):
+    """If memory is short, the kernel ends the process that looks, and not the daemon."""
+    made, program = looking
+    shown = json.dumps({"findings": [CLOCK]})
+    text = f"""
+import json, os, time
+time.sleep(0.2)
+found = json.loads({shown!r})
+with open("/proc/self/oom_score_adj") as file:
+    found["findings"][0]["found"] = f"{{os.nice(0)}} {{file.read().strip()}}"
+print(json.dumps(found))
+"""
+    (program.parent / "next").write_text(text)
+    (program.parent / "next").rename(program)
+    until(lambda: made.found)
+    nice, adjusted = made.found[0]["found"].split()
+    assert int(nice) >= faults.NICE
+    assert adjusted == "1000"
 
 
 def test_the_program_is_that_of_the_same_release_and_knows_the_parts(capsys, tmp_path):
