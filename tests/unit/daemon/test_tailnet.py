@@ -20,6 +20,13 @@ from headcni.store import Store
 from headcni.tailnet_access import ALL, ANNOTATION, FORGOTTEN, OPEN, PODS, Policy
 
 
+@pytest.fixture(autouse=True)
+def _the_machines_own_rules_stay(monkeypatch):
+    """tests/cni has the tests of what comes of this in the kernel of a node."""
+    monkeypatch.setattr("headcni.datapath.nft.table_comment", lambda _table: None)
+    monkeypatch.setattr("headcni.datapath.ruleset.is_needed", lambda _db: False)
+
+
 @pytest.fixture
 def store(tmp_path):
     with Store.in_directory(str(tmp_path)) as made:
