@@ -39,7 +39,14 @@ _PATTERNS = (
     (rf"{_START}[0-9a-f]{{48}}\b", GONE),  # a pre-auth key of Headscale up to 0.27
     (rf"{_START}[\w-]{{7,12}}\.[\w-]{{32,}}", GONE),  # an API key of Headscale up to 0.27
     (rf"(?i){_START}(bearer|basic)\s{{1,8}}[\w.~+/=-]{{6,}}", rf"\1 {GONE}"),
-    (r"(?i)(//)[^/@\s\"']*@", rf"\1{GONE}@"),
+    (
+        # All of the header: there are other schemes, and a proxy's, and several cookies.
+        rf"(?i){_START}((?:proxy-)?authorization|(?:set-)?cookie)"
+        r"((?:\\?[\"'])?\s{0,8}[=:]\s{0,8}(?:\\?[\"'])?)[^\r\n\"'\\]{1,4096}",
+        rf"\1\2{GONE}",
+    ),
+    (r"(?i)(//)[^/\s\"']*@", rf"\1{GONE}@"),  # a password may have an @
+    (rf"(\\?\"auth\\?\"\s{{0,8}}:\s{{0,8}})(?:{_QUOTED})", rf"\1{GONE}"),  # of a registry
     (
         rf"(?i)({_NAMED}(?:\\?[\"'])?\s{{0,8}}[=:]\s{{0,8}})"
         rf"(?:{_QUOTED}|[|>][+-]?\s{{0,8}}\n\s{{0,64}}\S+"
