@@ -227,3 +227,35 @@ def test_a_restore_that_was_killed_while_it_removed_its_files_is_finished(node, 
     assert code == 0, said
     assert "an interrupted restore was finished" in said
     assert not (node.data / restore.FOLDER).exists()
+
+
+ALLOCATION = "INSERT INTO allocation VALUES ({}, 'pods', 'c', 'eth0', 0, 24, NULL, '', 1)"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TRIGGER t AFTER DELETE ON conflict BEGIN DELETE FROM allocation; END",
+        "DROP TABLE tombstone; CREATE VIEW tombstone AS SELECT 1 AS network",
+        'ALTER TABLE port ADD COLUMN "x) VALUES (1) --" TEXT',
+        "DROP TABLE port",
+        ALLOCATION.format("'10.9.1.5'"),
+        ALLOCATION.format("168362245"),
+        ALLOCATION.format("x'0a0901'"),
+        "INSERT INTO tombstone VALUES (x'00', 'c', 'eth0', 'x')",
+    ],
+)
+def test_a_store_that_headcni_has_not_written_is_refused(node, sql):
+    """An address in another form would be given out again."""
+    node.file.unlink()
+    with sqlite3.connect(node.data / FILE_NAME) as db:
+        db.executescript(sql)
+    assert node("backup", node.file)[0] == 0
+    shutil.rmtree(node.data)
+    Store.in_directory(str(node.data)).close()
+    for words in (("--check",), ()):
+        code, said = node("restore", node.file, *words)
+        assert code == 1, said
+        assert "is not as HeadCNI writes it" in said
+    with Store.in_directory(str(node.data)) as store:
+        assert store.read(lambda db: db.execute("SELECT * FROM allocation").fetchall()) == []

@@ -50,6 +50,15 @@ TABLES = (
     *("allocation", "network", "pool", "span", "imported", "attachment", "firewall"),
     *("firewall_need", "port", "plugin_state", "tombstone"),
 )
+STRANGE = "its store is not as HeadCNI writes it: somebody has changed it, or it is damaged"
+# Python's types of the values in a column of each type. Only addresses may be missing.
+_TYPES: Dict[str, Any] = {
+    "BLOB": (bytes, type(None)),
+    "TEXT": str,
+    "INTEGER": int,
+    "REAL": (float, int),
+}
+_ADDRESS_BYTES = (4, 16)
 _OWNED = ("allocation", "port", "plugin_state", "tombstone")
 
 Key = Tuple[str, str, str]  # an owner: network, container, interface
@@ -266,17 +275,50 @@ def _backed_up(path: str) -> Tuple[Rows, Known]:
     belonged to an earlier boot."""
     try:
         with Store(path) as store:
-            return store.read(lambda db: (_rows(db), _known(db)))
+            found = store.read(lambda db: (_rows(db), _known(db)))
+            if store.opens > 1:  # the copy was unusable, and what was read is a new one
+                raise Refused([STRANGE])
+            return found
     except StoreTooNew as problem:
         raise Refused([problem.details or str(problem)]) from None
 
 
 def _rows(db: sqlite3.Connection) -> Rows:
+    """All rows; Refused if HeadCNI has not written them. An address as a text, for example, would
+    be given out again."""
+    own = _own_columns()
+    if _columns(db) != own:
+        raise Refused([STRANGE])
     found: Rows = {}
     for table in TABLES:
         cursor = db.execute(f"SELECT * FROM {table}")  # noqa: S608  # one of TABLES
-        found[table] = ([column[0] for column in cursor.description], cursor.fetchall())
+        names = [column[0] for column in cursor.description]
+        types = [_TYPES[kind] for _unused, kind, *_others in own[table]]
+        rows = cursor.fetchall()
+        if not all(isinstance(value, kind) for row in rows for value, kind in zip(row, types)):
+            raise Refused([STRANGE])
+        found[table] = (names, rows)
+    if not all(len(row[0]) in _ADDRESS_BYTES for row in found["allocation"][1]):
+        raise Refused([STRANGE])
     return found
+
+
+def _columns(db: sqlite3.Connection) -> Dict[str, List[Tuple[Any, ...]]]:
+    """The tables, and what else has rows or changes some, with name and type of each column."""
+    select = (
+        "SELECT name, type FROM sqlite_master WHERE type != 'index' AND name NOT LIKE 'sqlite_%'"
+    )
+    found: Dict[str, List[Tuple[Any, ...]]] = {}
+    for name, kind in db.execute(select).fetchall():
+        asked = 'SELECT name, type, "notnull", pk FROM pragma_table_info(?)'
+        found[name] = db.execute(asked, (name,)).fetchall() if kind == "table" else []
+    return found
+
+
+def _own_columns() -> Dict[str, List[Tuple[Any, ...]]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        schema.migrate(db, 0)
+        return _columns(db)
 
 
 def _replace(db: sqlite3.Connection, data_dir: str, rows: Rows, theirs: Known, mark: str) -> None:
