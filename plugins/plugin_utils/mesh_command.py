@@ -52,6 +52,7 @@ VERBS = {
     "explain": "why an error occurs, by its ID",
     "version": "the versions on each node",
 }
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Answers = Mapping[str, Mapping[str, Any]]
 
 
@@ -202,9 +203,9 @@ def asked(run: Playbooks, verb: str, words: Sequence[str], file: Path) -> int:
         shown = {node: _in_json(one) for node, one in answers.items()}
         print(json.dumps({"nodes": shown}, indent=2, ensure_ascii=False))
     elif verb == "status" and not any(one["code"] == USAGE for one in answers.values()):
-        print("\n".join(_status(answers)))
+        print(_printable("\n".join(_status(answers))))
     else:
-        print("\n".join(_texts(answers)))
+        print(_printable("\n".join(_texts(answers))))
     return _worst(answers)
 
 
@@ -258,8 +259,8 @@ def _version(text: str) -> int:
 
 
 def _answer(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "code" in result:
-        return {"code": result["code"], "output": result["output"], "said": result["said"]}
+    if isinstance(code := result.get("code"), int):
+        return {"code": code, **{key: str(result.get(key, "")) for key in ("output", "said")}}
     said = str(result.get("msg") or "it cannot be reached")
     return {"code": UNKNOWN, "output": "", "said": said}
 
@@ -296,11 +297,27 @@ def _status(answers: Answers) -> list[str]:
     found: dict[str, Any] = {}
     for node, one in answers.items():
         known = _in_json(one).get("answer")
-        found[node] = known if known and "ready" in known else _reason(one)
+        found[node] = known if _is_status(known) else _reason(one) or "its answer is no status"
     rows, said = node_status.lines(found)
     ready = sum(row[1] == "yes" for row in rows)
     shown = table([list(node_status.HEAD), *rows])
     return [*shown, f"{ready} of {len(rows)} nodes are ready", *map(_wrapped, said)]
+
+
+def _is_status(answer: Any) -> bool:
+    """Whether it can be shown. A node of another release must not hide the others."""
+    if not isinstance(answer, dict) or "ready" not in answer:
+        return False
+    try:
+        node_status.lines({"": answer})
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would act on."""
+    return _CONTROL.sub("", text)
 
 
 def _texts(answers: Answers) -> list[str]:
@@ -345,7 +362,7 @@ def connect_test(run: Playbooks, words: Sequence[str]) -> int:
 
 
 def _in_words(found: Mapping[str, Any]) -> str:
-    return "\n".join(map(_wrapped, found["lines"])).strip("\n")
+    return _printable("\n".join(map(_wrapped, found["lines"])).strip("\n"))
 
 
 def _remove_pods(run: Playbooks) -> int:

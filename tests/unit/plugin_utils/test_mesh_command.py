@@ -122,6 +122,27 @@ def test_status_is_one_line_per_node_with_problems_first(controller):
     assert controller.runs[0]["given"]["headcni_ask"] == ["status", "--json"]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["7", "[]", '"ready"', '["ready"]', '{"ready": true}', '{"ready": true, "conditions": 7}', ""],
+)
+def test_a_status_that_is_none_concerns_its_node_only(controller, answer):
+    bad = {**STATUS, "ready": False}
+    answers = {"a": said(json.dumps(bad)), "b": said(answer), "c": {"code": "x"}}
+    done = controller("status", "--all", answers=answers)
+    assert "Traceback" not in done.stderr
+    lines = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert ["a", "NO"] in lines and ["b", "NO"] in lines and ["c", "NO"] in lines
+    assert done.returncode != 0
+
+
+def test_a_node_does_not_control_the_terminal(controller):
+    answers = {"a": said("red \x1b[31m\x9b2J\r\x07end\n\tindented\n", 1, "\x1b]0;title\x07")}
+    done = controller("diagnose", "--all", answers=answers)
+    assert not set("\x1b\x9b\r\x07") & set(done.stdout + done.stderr)
+    assert "\n\tindented" in done.stdout
+
+
 def test_equal_answers_are_shown_once_and_those_that_say_no_first(controller):
     answers = {"a": said("well\n"), "b": said("broken\n", 1), "c": said("well\n")}
     done = controller("diagnose", "--all", answers=answers)
