@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from headcni.ctl import journal as ctl_journal
 from headcni.ctl import main as ctl
 
 NOW = 1_800_000_000
@@ -39,7 +40,9 @@ def journal(tmp_path, monkeypatch):
     folder.mkdir()
     asked = tmp_path / "asked"
 
-    def write(entries: list[dict], to_come: tuple[dict, ...] = (), says: str = "") -> None:
+    def write(
+        entries: list[dict], to_come: tuple[dict, ...] = (), says: str = "", endless: str = ""
+    ) -> None:
         stub = folder / "journalctl"
         stub.write_text(
             f"#!{sys.executable}\n"
@@ -55,7 +58,7 @@ def journal(tmp_path, monkeypatch):
             for entry in entries:
                 if {{entry["_SYSTEMD_UNIT"], entry.get("UNIT")}} & set(units):
                     print(json.dumps(entry), flush=True)
-            if follow:
+            if follow or {endless!r} in units:
                 time.sleep(60)
             """)
         )
@@ -160,6 +163,20 @@ def test_the_number_of_lines_is_bounded(run, journal, lines):
     journal([])
     with pytest.raises(SystemExit, match="2"):
         run("--lines", lines)
+
+
+def test_a_journal_that_takes_too_long_to_search_costs_no_entries(run, journal, monkeypatch):
+    """kubelet's may have gigabytes, in which a healthy plugin is hardly ever mentioned."""
+    monkeypatch.setattr(ctl_journal, "READ_SECONDS", 2.0)
+    journal(ENTRIES, endless="kubelet.service")
+    code, said, problem = run()
+    assert code == 0
+    assert [line[15:].split()[0] for line in said.splitlines()] == [
+        "tailscaled",
+        "plugin",
+        "daemon",
+    ]
+    assert "plugin may have more: journalctl did not end within 2 s; --since 1h" in problem
 
 
 def test_without_a_journal_the_answer_is_not_known(run, journal, monkeypatch):

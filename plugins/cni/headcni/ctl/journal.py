@@ -53,14 +53,19 @@ def units(config: DaemonConfig, sources: Sequence[str]) -> Dict[str, Tuple[str, 
 
 
 def latest(
-    of: Dict[str, Tuple[str, ...]], lines: int, since: str = "", seconds: float = READ_SECONDS
-) -> List[Entry]:
-    """The last entries of each source, by time."""
+    of: Dict[str, Tuple[str, ...]], lines: int, since: str = ""
+) -> Tuple[List[Entry], List[str]]:
+    """The last entries of each source, by time, and the sources that may have more. In a large
+    journal, journalctl may search for the plugin's entries for minutes; it finds the latest ones
+    first."""
     found: List[Entry] = []
+    cut: List[str] = []
     for source, names in of.items():
         options = [f"--lines={lines}", *([f"--grep={_NAME}"] if source == PLUGIN else [])]
-        found += _read(_command(names, since, *options), of, seconds)
-    return sorted(found)
+        entries, ended = _read(_command(names, since, *options), of)
+        found += entries
+        cut += [] if ended else [source]
+    return sorted(found), cut
 
 
 @contextmanager
@@ -91,19 +96,22 @@ def _started(command: List[str]) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def _read(command: List[str], of: Dict[str, Tuple[str, ...]], seconds: float) -> List[Entry]:
+def _read(command: List[str], of: Dict[str, Tuple[str, ...]]) -> Tuple[List[Entry], bool]:
+    """The entries, and whether journalctl has ended by itself."""
+    ended = True
     with _started(command) as process:
         try:
-            out, err = process.communicate(timeout=seconds)
+            out, err = process.communicate(timeout=READ_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise CannotTell(f"journalctl did not end within {seconds:.0f} s") from None
+            ended = False
+            out, err = process.communicate()
     said = err.decode(errors="replace").strip()
     if process.returncode and "parse timestamp" in said:
         raise WrongTime(said)
     if process.returncode and said:  # without a message nothing was found
         raise CannotTell(f"journalctl: {said[:500]}")
-    return [one for line in out.splitlines() if (one := _entry(line, of)) is not None]
+    return [one for line in out.splitlines() if (one := _entry(line, of)) is not None], ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:

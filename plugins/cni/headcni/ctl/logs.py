@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 
 from . import journal, node
@@ -46,11 +47,17 @@ def run(args: argparse.Namespace) -> int:
     of = journal.units(node.load(args), sources)
     began = time.time()
     try:
-        shown = journal.latest(of, args.lines, since(args.since))
+        shown, cut = journal.latest(of, args.lines, since(args.since))
     except journal.WrongTime:
         args.refuse(f"{args.since[:80]!r}: expected a time such as 2h, or one of journalctl")
     for entry in shown:
         _print(entry, args.json)
+    if cut:
+        print(
+            f"headcnictl: {' and '.join(cut)} may have more: journalctl did not end within "
+            f"{journal.READ_SECONDS:.0f} s; --since 1h lets it search less",
+            file=sys.stderr,
+        )
     if not args.follow:
         return OK
     seen = {entry.cursor for entry in shown if entry.time >= began}

@@ -20,14 +20,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import CniError
 from ..settings import DaemonConfig
-from . import node
+from . import journal, node
 from .backup import with_conflist
 from .main import OK, CannotTell, read, show
 from .new_file import add, new_file
 from .redact import Redactor, secrets_in
 from .terminal import BAD, GOOD, paint, table
 
-TOTAL_SECONDS = 180.0
+TOTAL_SECONDS = 240.0
+LOGS_SECONDS = len(journal.SOURCES) * (journal.READ_SECONDS + 5)  # a large journal is read slowly
 TOTAL_BYTES = 64 << 20
 MOST_FILES = 50  # conflists
 _KB, _MB = 1 << 10, 1 << 20
@@ -153,7 +154,8 @@ def _parts(args: argparse.Namespace, config: DaemonConfig) -> Iterator[Part]:
     yield verb("events.jsonl", "events", "--json")
     if config.network.enable_network_policy:
         yield verb("policy.json", "policy", "--json", size=8 * _MB)
-    yield verb("logs.txt", "logs", "--since", args.since, "--lines", "5000", size=8 * _MB)
+    logs = ("logs", "--since", args.since, "--lines", "5000")
+    yield verb("logs.txt", *logs, size=8 * _MB, seconds=LOGS_SECONDS)
     version = verb("versions/headcni.json", "version", "--json")
     yield version._replace(command=version.command[:-2])  # it knows no --config
     for name, command in _VERSIONS.items():
