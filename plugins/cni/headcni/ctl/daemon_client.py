@@ -11,11 +11,19 @@ from typing import Any, Dict
 from ..errors import IO_FAILURE, CniError
 
 CONTROL = "/run/headcni/daemon.sock"  # unless the configuration has another daemon.socket
+STATUS_SECONDS = 30.0
 
 
 def daemon_status(path: str) -> Dict[str, Any]:
-    with asked("status", path) as answers:
-        status = next(answers, None)
+    try:
+        with asked("status", path, STATUS_SECONDS) as answers:
+            status = next(answers, None)
+    except socket.timeout:
+        raise CniError(
+            IO_FAILURE,
+            f"headcni-daemon hangs: it has not answered for {STATUS_SECONDS:.0f} s",
+            "systemctl restart headcni-daemon",
+        ) from None
     if status is None:
         raise CniError(IO_FAILURE, "headcni-daemon ended while it was asked")
     return status
@@ -41,6 +49,8 @@ def asked(question: str, path: str, silence: float = 30.0) -> Iterator[Iterator[
 def _answers(caller: socket.socket) -> Iterator[Dict[str, Any]]:
     with caller.makefile("rb") as lines, suppress(ConnectionError):
         for line in lines:
+            if not line.endswith(b"\n"):
+                return  # the daemon ended while it answered
             answer = json.loads(line)
             if "error" in answer:
                 raise CniError(IO_FAILURE, "headcni-daemon refused", str(answer["error"]))

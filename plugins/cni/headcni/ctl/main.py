@@ -94,6 +94,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return _complain(args, str(problem), UNKNOWN)
     except CniError as problem:
         return _complain(args, str(problem), NO, id_of(problem.code))
+    except OSError as problem:  # such as a full disk, or a daemon that hangs: no answer, not a no
+        where = f"{problem.filename}: " if problem.filename else ""
+        return _complain(args, f"{where}{problem.strerror or problem}", UNKNOWN)
 
 
 def _complain(args: argparse.Namespace, message: str, code: int, error: str = "") -> int:
