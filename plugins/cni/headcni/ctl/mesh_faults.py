@@ -32,7 +32,7 @@ from .routes import claim_rules
 APPROVAL_SECONDS = 600.0  # Headscale 0.29 may take so long to tell a node about its own approval
 TUNNEL_HEADERS = 80  # of IPv6, UDP and WireGuard: what the underlay must carry on top
 MOST_PINGED = 8  # peers to which the path's MTU is tried
-MOST_CHECKED = 200  # peers whose pods the policy is asked about
+MOST_CHECKED = 10_000  # peers whose pods the policy is asked about
 ROTATE = "ansible-playbook -i INVENTORY playbooks/rotate_keys.yml"
 
 
@@ -282,12 +282,15 @@ def policy(config: DaemonConfig) -> Iterator[Finding]:
         raise
     found = claim_rules(config)
     own = configuration.pod_cidrs(config).cidrs
+    near = {cidr: [one for one in allowed if packet_filter.leads_to([one], cidr)] for cidr in own}
     refused = []
     every = [claim for claims in hear(status, found, {}).claims.values() for claim in claims]
     for claim in every[:MOST_CHECKED]:
         theirs = ip_network(str(claim.prefix))
         for cidr in own:
-            if cidr.version == theirs.version and not packet_filter.allows(allowed, theirs, cidr):
+            if cidr.version == theirs.version and not packet_filter.allows(
+                near[cidr], theirs, cidr
+            ):
                 refused.append(f"{claim.prefix} of {claim.peer}")
     if refused:
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
