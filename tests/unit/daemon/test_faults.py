@@ -71,6 +71,30 @@ def test_a_look_that_fails_is_told_and_the_next_one_is_tried(looking, text, said
     until(lambda: made.found and not made.problem)
 
 
+@pytest.mark.parametrize("how", ["stopped", "too slow"])
+def test_a_look_that_is_ended_cleans_up(looking, how):
+    """A look may have a table in the kernel, which finds the rule that drops packets."""
+    made, program = looking
+    began, cleaned = program.parent / "began", program.parent / "cleaned"
+    if how == "stopped":
+        faults.LIMIT_SECONDS = 30.0  # the fixture restores it
+    text = f"""
+import pathlib, time
+try:
+    pathlib.Path({str(began)!r}).touch()
+    time.sleep(60)
+finally:
+    pathlib.Path({str(cleaned)!r}).touch()
+"""
+    (program.parent / "next").write_text(text)
+    (program.parent / "next").rename(program)
+    until(began.exists)
+    if how == "stopped":
+        made.stop()
+        assert not made.is_alive()
+    until(cleaned.exists, 5)
+
+
 def test_a_look_that_never_ends_is_told(looking, monkeypatch):
     """Such as one that waits in the kernel, where it cannot be killed."""
     made, _unused = looking

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ FIRST_SECONDS = 15.0  # after the start: routes and approvals come within second
 LIMIT_SECONDS = 45.0  # of a look
 STALE_SECONDS = 240.0  # without a look that has ended: two have failed to end, or to begin
 STOP_SECONDS = 2.0
+CLEAN_SECONDS = 1.0  # for a look that is interrupted to remove its nft table
 MOST_FAULTS = 50
 MOST_BYTES = 1 << 20
 NICE = 10  # CNI calls come first
@@ -43,6 +45,7 @@ class Faults:
         self.looked_at = 0.0
         self.problem = ""
         self._known: set[str] = set()  # the ids that were found since the start
+        self._interrupted_at = 0.0
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._not_before = time.monotonic() + FIRST_SECONDS
         self._ended_at = time.monotonic()  # of the last look, whether it succeeded or not
@@ -105,6 +108,9 @@ class Faults:
                 _come_last(child.pid)
                 said, _unused = child.communicate(timeout=LIMIT_SECONDS)
             except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(CLEAN_SECONDS)
                 raise ValueError(f"diagnose did not end within {LIMIT_SECONDS:.0f} s") from None
             finally:
                 child.kill()
@@ -137,8 +143,14 @@ class Faults:
         self.found, self.looked_at = tuple(found), time.time()
 
     def _end(self) -> None:
-        child = self._child
-        if child is not None:
+        """It is called again and again."""
+        child, now = self._child, time.monotonic()
+        if child is None:
+            return
+        if not self._interrupted_at:
+            self._interrupted_at = now
+            child.send_signal(signal.SIGINT)
+        elif now - self._interrupted_at > CLEAN_SECONDS:
             child.kill()
 
 
