@@ -19,6 +19,7 @@ FULL_PERCENT = 90  # a pool that is fuller is a warning
 NAMES_SHOWN = 5
 # Findings that cut no pod off yet, or not at all. The alerts make the same difference.
 MILD = ("key-expires", "pod-cidr-guessed", "tailscaled-health")
+NOT_KNOWN = "-unknown"  # the end of an id: something could not be found out, perhaps for a moment
 SHORT = {"peer-relay": "relay"}
 
 
@@ -49,7 +50,11 @@ def _ready(status: Mapping[str, Any]) -> str:
 
 def _grave(status: Mapping[str, Any]) -> bool:
     """Whether a fault cuts pods off. A daemon of an earlier release does not look for faults."""
-    return any(fault["id"] not in MILD for fault in status.get("faults") or ())
+    return any(not _is_mild(fault) for fault in status.get("faults") or ())
+
+
+def _is_mild(fault: Mapping[str, Any]) -> bool:
+    return fault["id"] in MILD or fault["id"].endswith(NOT_KNOWN)
 
 
 def problems(status: Mapping[str, Any]) -> list[str]:
@@ -71,7 +76,7 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
     for fault in status.get("faults") or ():
         if fault["id"] == "key-expires":
             continue
-        word = "WARNING" if fault["id"] in MILD else "FAULT"
+        word = "WARNING" if _is_mild(fault) else "FAULT"
         run = f": {fault['run']}" if fault["run"] and fault["where"] == "node" else ""
         yield f"{word}: {fault['found']}{run or ': headcnictl diagnose has the command'}"
     if status.get("faults_problem"):

@@ -129,3 +129,12 @@ def test_a_finding_that_cuts_nothing_off_is_only_a_warning():
     assert node_status.warnings(status(faults=mild), NOW) == [
         "WARNING: it is tailscaled-health: mend it"
     ]
+
+
+def test_what_could_not_be_found_out_is_no_fault():
+    """The store may be busy, or tailscaled may restart, when the daemon looks."""
+    not_known = [fault("pool-unknown")]
+    assert cells(faults=not_known)["READY"] == "yes"
+    assert node_status.warnings(status(faults=not_known), NOW) == [
+        "WARNING: it is pool-unknown: mend it"
+    ]
