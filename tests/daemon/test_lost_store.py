@@ -230,8 +230,8 @@ def holders(node):
     return {str(ip_address(row[0])): row[2] if row[1] else "" for row in rows}
 
 
-def upkeep(node):
-    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / "data"))
+def upkeep(node, place="data"):
+    argv, env = node.python_command("-c", UPKEEP, str(node.tmp / place))
     return sh(*argv, env=env)
 
 
@@ -340,6 +340,18 @@ def test_a_first_install_is_quiet(node, served):
     answer = node.add(node.conf())
     answer.succeeds()
     assert loud(node, answer) == 0
+
+
+@pytest.mark.parametrize("place", ["data", "second"])
+def test_a_store_that_the_daemon_made_without_the_runtimes_cache_serves_pods(node, datapath, place):
+    """The ranges of the running pod are known only from the node's nft table then."""
+    conf, pod = small(node, datapath=datapath), node.pod()
+    address = node.add(conf, pod).address
+    deleted(node)
+    upkeep(node, place)
+    assert address not in [
+        node.add({**conf, "data_dir": str(node.tmp / place)}).address for _ in range(3)
+    ]
 
 
 def test_a_second_store_on_the_node_is_not_a_lost_one(node, served):

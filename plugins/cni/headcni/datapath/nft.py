@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from _thread import allocate_lock
 from collections.abc import Iterable, Sequence
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address, ip_network, summarize_address_range
 
 from ..errors import KERNEL, KERNEL_LACKS, CniError
 from ..record import TYPE_CHECKING, NamedTuple
@@ -174,6 +174,12 @@ def ranges(listed: Iterable[str]) -> tuple[str, ...]:
         else:
             found.append((first, last))
     return tuple(f"{first}-{last}" for first, last in found)
+
+
+def networks(listed: Iterable[str]) -> list[str]:
+    """Ranges of addresses as prefixes."""
+    ends = map(_ends, listed)
+    return [str(one) for first, last in ends for one in summarize_address_range(first, last)]
 
 
 def _ends(text: str) -> tuple[Any, Any]:

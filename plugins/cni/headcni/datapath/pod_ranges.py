@@ -13,6 +13,7 @@ from .. import light_json as json
 from ..model import LeasedAddress, Network, NetworkConfig
 from ..record import TYPE_CHECKING
 from ..store import attachment_states
+from . import nft
 
 if TYPE_CHECKING:
     import sqlite3
@@ -172,7 +173,9 @@ def _by_network(needs: Needs) -> dict[str, dict[str, set[str]]]:
 @lru_cache(maxsize=8)
 def ranges_of_pods(needs: Needs) -> tuple[Network, ...]:
     held = members(needs)
-    return tuple(ip_network(one) for name in ("pods4", "pods6") for one in held[name])
+    # A store that an earlier release recovered may have them as the kernel lists them.
+    texts = (one for name in ("pods4", "pods6") for one in nft.networks(held[name]))
+    return tuple(map(ip_network, texts))
 
 
 def _texts(networks: Iterable[Network]) -> list[str]:

@@ -264,6 +264,6 @@ def live_ranges() -> dict[str, list[str]]:
     """The present members of the sets, in the form of `pod_ranges.ranges_of`."""
     held = live().sets
     return {
-        name: [one for family in (4, 6) for one in held.get(f"{name}{family}", ())]
+        name: [one for family in (4, 6) for one in nft.networks(held.get(f"{name}{family}", ()))]
         for name in ("pods", "masqueraded", "cluster")
     }
