@@ -197,8 +197,9 @@ def test_a_host_local_directory_is_taken_over_on_request(node):
     data = node.tmp / "networks"
     ipam = {"type": "host-local", "subnet": "10.55.1.0/24", "dataDir": str(data)}
     go = {"cniVersion": "1.0.0", "name": "pods", "type": "bridge", "bridge": "cni0", "ipam": ipam}
-    for _ in range(3):
-        node.cnitool("add", go, node.pod()).succeeds()
+    pods = [node.pod() for _ in range(3)]
+    for pod in pods:
+        node.cnitool("add", go, pod).succeeds()
     held = {n for n in os.listdir(data / "pods") if n.startswith("10.")}
     ours = {
         "type": "headcni-ipam",
@@ -208,6 +209,8 @@ def test_a_host_local_directory_is_taken_over_on_request(node):
     }
     assert node.add(node.conf(ipam=ours)).address not in held
     assert held <= {_text(row[0]) for row in node.leftovers()["allocation"]}
+    for pod in pods:  # libcni's cache in /var/lib/cni as well
+        assert node.cnitool("del", go, pod).code == 0
 
 
 def _text(packed: bytes) -> str:

@@ -343,12 +343,9 @@ class CniNode:
             "CNI_IFNAME": "eth0",
             "CAP_ARGS": json.dumps(capabilities),
         }
-        # libcni keeps results in /var/lib/cni. `ip netns exec` has mounts of its own.
-        kept = self.tmp / "var-lib"
-        kept.mkdir(exist_ok=True)
-        call = (tools.CNI.bin / "cnitool", verb, conf["name"], pod.path)
-        instead = 'mount --bind "$0" /var/lib && exec "$@"'
-        done = self.netns.run("sh", "-c", instead, kept, *call, env=env, check=False)
+        done = self.netns.run(
+            tools.CNI.bin / "cnitool", verb, conf["name"], pod.path, env=env, check=False
+        )
         answer = json.loads(done.stdout) if done.stdout.strip().startswith("{") else {}
         return Answer(done.returncode, answer, done.stdout + done.stderr)
 
