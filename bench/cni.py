@@ -177,7 +177,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             median(rates["headcni"]),
             median(rates["Go chain"]),
             unit="pods/s",
-            bar=5.0,
+            bar=7.0,
             at_least=True,
         ),
         Row(
@@ -187,7 +187,7 @@ def _storm(stage: Stage, findings: Findings) -> None:
             1000 * percentile(waits["headcni"], 0.99),
             1000 * percentile(waits["Go chain"], 0.99),
             unit="ms",
-            bar=0.2,
+            bar=0.15,
         ),
     ]
 
