@@ -24,6 +24,7 @@ def variant(source: Path, version: str, broken: bool = False) -> Path:
     """The same, called otherwise. A broken one tells its version, and does no more."""
     was = source.name.removeprefix("headcni-runtime-").removesuffix(".tar.gz")
     target = source.parent / f"headcni-runtime-{version}.tar.gz"
+    assert target != source, f"the checkout's runtime is {version} already"
     with tarfile.open(source) as old, tarfile.open(target, "w:gz", compresslevel=1) as new:
         for member in old.getmembers():
             stream = old.extractfile(member)
