@@ -9,7 +9,7 @@ import metrics_table
 import pytest
 
 from headcni.ctl import main as ctl
-from headcni.ctl.normal import RULES
+from headcni.ctl.normal import RULES, at_most
 from headcni.daemon.observe import metrics as daemon_metrics
 from headcni.daemon.observe.control import Control
 from headcni.daemon.observe.events import Events
@@ -23,8 +23,9 @@ def metrics():
 
 
 @pytest.fixture
-def run(metrics, capsys, tmp_path):
-    """headcnictl, and a daemon that has measured this."""
+def run(metrics, capsys, tmp_path, monkeypatch):
+    """headcnictl, and a daemon that has measured this. Its process is the one of all tests."""
+    monkeypatch.setitem(RULES, "process_resident_memory_bytes", at_most(1 << 40, "too much"))
     with tempfile.TemporaryDirectory(prefix="hct-") as folder:
         file = tmp_path / "config.yaml"
         file.write_text(f"daemon: {{socket: {folder}/cni.sock}}\n")
