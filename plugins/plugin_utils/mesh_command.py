@@ -70,8 +70,10 @@ def main(argv: Sequence[str], home: str, collections: str) -> int:
         if args.verb == "connect-test":
             return connect_test(run, words)
         if args.verb == "report":
-            sys.stdout.write(run("report.yml", {}, REPORT_SECONDS).stdout)
-            return OK
+            argparse.ArgumentParser(prog="headcnictl -i INVENTORY report").parse_args(words)
+            done = run("report.yml", {}, REPORT_SECONDS)
+            sys.stdout.write(done.stdout)
+            return UNKNOWN if done.returncode else OK
         with tempfile.TemporaryDirectory(prefix="headcnictl-") as folder:
             return asked(run, args.verb, words, Path(folder) / "answers.json")
     except NoAnswerError as problem:

@@ -41,11 +41,15 @@ def row(name: str, status: Mapping[str, Any] | None, now: float) -> list[str]:
     ]
 
 
-def _ready(status: Mapping[str, Any]) -> str:
+def is_well(status: Mapping[str, Any]) -> bool:
     """A node is ready for kubelet although pods may be cut off by a fault."""
+    return bool(status["ready"]) and not _grave(status)
+
+
+def _ready(status: Mapping[str, Any]) -> str:
     if not status["ready"]:
         return "NO"
-    return "FAULT" if _grave(status) else "yes"
+    return "yes" if is_well(status) else "FAULT"
 
 
 def _grave(status: Mapping[str, Any]) -> bool:

@@ -63,6 +63,20 @@ def test_a_daemon_that_ends_while_it_answers_is_no_answer(node):
     assert "headcni-daemon ended while it was asked" in said
 
 
+@pytest.mark.parametrize(
+    ("ready", "faults", "code"),
+    [
+        (True, [], 0),
+        (True, ["key-expires"], 0),
+        (True, ["key-expires", "forwarding-off-ipv4"], 1),
+        (False, [], 1),
+    ],
+)
+def test_status_says_no_if_a_fault_cuts_pods_off(node, ready, faults, code):
+    status = {"ready": ready, "faults": [{"id": one} for one in faults]}
+    assert node(json.dumps(status).encode() + b"\n", False, "status", "--json")[0] == code
+
+
 def test_a_file_that_cannot_be_written_is_no_answer(tmp_path, monkeypatch, capsys):
     def full(_unused: object) -> int:
         raise OSError(28, "No space left on device", str(tmp_path / "junit.xml"))

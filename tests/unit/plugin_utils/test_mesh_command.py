@@ -108,6 +108,17 @@ def test_the_options_are_passed_to_ansible_and_the_arguments_to_the_nodes(contro
     assert run["argv"][-1] == f"{CHECKOUT}/playbooks/ask.yml"
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (2, 3), (4, 3)])
+def test_a_report_that_was_not_written_is_no_success(controller, code, expected):
+    done = controller("report", code=code)
+    assert (done.returncode, done.stdout) == (expected, "what Ansible says\n")
+
+
+def test_report_has_no_arguments(controller):
+    assert controller("report", "--nonsense").returncode == 2
+    assert controller.runs == []
+
+
 def test_status_is_one_line_per_node_with_problems_first(controller):
     bad = {**STATUS, "ready": False}
     bad["conditions"] = [{"name": "routes", "ok": False, "reason": "2 are missing"}]

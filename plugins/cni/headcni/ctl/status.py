@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     except CniError as problem:
         raise CannotTell(str(problem)) from None
     show(status if args.json else _in_words(status), args.json)
-    return OK if status["ready"] else NO
+    return OK if node_status.is_well(status) else NO
 
 
 def _usual(args: argparse.Namespace) -> Optional[Dict[str, Any]]:
@@ -80,12 +80,14 @@ def _in_words(status: Dict[str, Any]) -> str:
     now = time.time()
     hours, rest = divmod(int(now - status["since"]), 3600)
     row = node_status.row(status.get("node") or os.uname().nodename, status, now)
-    row[1] = paint(row[1], GOOD if status["ready"] else BAD)
+    well = node_status.is_well(status)
+    row[1] = paint(row[1], GOOD if well else BAD)
+    ready = "NOT READY" if not status["ready"] else "ready" if well else "ready for kubelet only"
     lines = [
         table([row], node_status.HEAD),
         f"headcni-daemon {status['version']}, pid {status['pid']}, "
         f"up {hours}h{rest // 60:02d}m{rest % 60:02d}s",
-        f"{'ready' if status['ready'] else 'NOT READY'}: {status['mode']} mode by "
+        f"{ready}: {status['mode']} mode by "
         f"{status['interface']}, {status['attachments']} pod interfaces",
         f"pods of this node: {', '.join(status['pod_cidrs'])}",
         f"pods of the cluster: {', '.join(status['cluster_cidrs'])}",
