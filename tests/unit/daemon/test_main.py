@@ -259,7 +259,8 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
     """It keeps no node from serving pods."""
     (tmp_path / "data").mkdir()
     token = tmp_path / "token"
-    token.write_text(kube_server.jwt(time.time() - 100, time.time() - 10))
+    # Of a day: the next attempt comes after a minute.
+    token.write_text(kube_server.jwt(time.time() - 86400, time.time() - 10))
     server = kube_server.KubeServer(tmp_path / "server", accepts=set())
     kubeconfig = server.kubeconfig(tokenFile=str(token), token="")
     monkeypatch.setattr("headcni.shared.bearer_token.FILE", str(token))
@@ -275,6 +276,7 @@ def test_a_token_that_is_not_renewed_is_warned_about_and_measured(tmp_path, monk
         [line] = [one for one in alarms(daemon.status()) if "token for Kubernetes" in one]
         assert re.match(r"WARNING: the token for Kubernetes expired on .*: run site\.yml", line)
         assert "token for Kubernetes: until" in status._in_words(daemon.status())
+        until(lambda: b'{error_type="kubernetes-token"}' in daemon.metrics.render()[1])
         text = daemon.metrics.render()[1].decode()
         expiry = int(time.time() - 10)
         found = re.search(r"^headcni_kubernetes_token_expiry_timestamp_seconds (\S+)$", text, re.M)
