@@ -15,3 +15,12 @@ attributes:
     support: full
     platforms: linux
 """
+    READ_ONLY = r"""
+attributes:
+  check_mode:
+    support: full
+    details: It never changes anything.
+  diff_mode:
+    support: none
+    details: There is nothing to compare.
+"""

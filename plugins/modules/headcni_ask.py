@@ -23,15 +23,9 @@ options:
     description: After how many seconds to end the command.
     type: int
     default: 120
-attributes:
-  check_mode:
-    support: full
-    details: It never changes anything.
-  diff_mode:
-    support: none
-    details: There is nothing to compare.
 extends_documentation_fragment:
   - headcni.mesh.node
+  - headcni.mesh.node.read_only
 seealso:
   - module: headcni.mesh.headcni_status
 """

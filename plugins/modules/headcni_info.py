@@ -17,15 +17,9 @@ options:
     description: The directory in which the container runtime looks for conflists.
     type: path
     default: /etc/cni/net.d
-attributes:
-  check_mode:
-    support: full
-    details: It never changes anything.
-  diff_mode:
-    support: none
-    details: There is nothing to compare.
 extends_documentation_fragment:
   - headcni.mesh.node
+  - headcni.mesh.node.read_only
 seealso:
   - module: headcni.mesh.headcni_release
   - module: headcni.mesh.headcni_config

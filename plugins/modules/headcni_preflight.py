@@ -121,18 +121,13 @@ options:
     type: bool
     default: false
 attributes:
-  check_mode:
-    support: full
-    details: It never changes anything.
-  diff_mode:
-    support: none
-    details: There is nothing to compare.
   platform:
     details: On other platforms it fails with a clear message.
     support: full
     platforms: linux
 extends_documentation_fragment:
   - headcni.mesh.node
+  - headcni.mesh.node.read_only
 seealso:
   - module: headcni.mesh.headcni_config
   - module: headcni.mesh.headcni_release

@@ -13,15 +13,9 @@ description:
   - A node whose daemon does not answer is not a failure; RV(problem) says why.
 author:
   - The HeadCNI authors (@headcni)
-attributes:
-  check_mode:
-    support: full
-    details: It never changes anything.
-  diff_mode:
-    support: none
-    details: There is nothing to compare.
 extends_documentation_fragment:
   - headcni.mesh.node
+  - headcni.mesh.node.read_only
 seealso:
   - module: headcni.mesh.headcni_info
 """

@@ -24,15 +24,9 @@ options:
     description: Whether to ping other nodes.
     type: bool
     default: true
-attributes:
-  check_mode:
-    support: full
-    details: It never changes anything.
-  diff_mode:
-    support: none
-    details: There is nothing to compare.
 extends_documentation_fragment:
   - headcni.mesh.node
+  - headcni.mesh.node.read_only
 seealso:
   - module: headcni.mesh.headcni_report
   - module: headcni.mesh.headcni_status
